@@ -18,21 +18,25 @@ import torch
 # --- for ir and passes: operator schemas, collectives, graph hooks ------------------------------------------------
 
 
+OpOverload = torch._ops.OpOverload
+
+
 @dataclass(frozen=True)
 class SchemaFacts:
     """What an operator's schema promises about memory and randomness.
 
     `aliases`: position of the argument that the results may share memory with, or None. `mutates`: positions of
-    arguments that it writes. `seeded`: results depend on the random state.
+    arguments that it writes. `seeded`: results depend on the random state. `returns`: how many results.
     """
 
     aliases: int | None
     mutates: tuple[int, ...]
     seeded: bool
+    returns: int
 
 
 @lru_cache(maxsize=None)
-def schema_facts(op: torch._ops.OpOverload) -> SchemaFacts:
+def schema_facts(op: OpOverload) -> SchemaFacts:
     """Read `SchemaFacts` off an ATen overload; once for each overload."""
     schema = op._schema
     mutates = tuple(i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write)
@@ -52,11 +56,11 @@ def schema_facts(op: torch._ops.OpOverload) -> SchemaFacts:
         ),
         None,
     )
-    return SchemaFacts(aliases, mutates, torch.Tag.nondeterministic_seeded in op.tags)
+    return SchemaFacts(aliases, mutates, torch.Tag.nondeterministic_seeded in op.tags, len(schema.returns))
 
 
 @lru_cache(maxsize=1)
-def functional_collectives() -> dict[str, torch._ops.OpOverload]:
+def functional_collectives() -> dict[str, OpOverload]:
     """The functional collectives by name, and `wait_tensor`; their ops exist without torch.distributed's start."""
     importlib.import_module("torch.distributed._functional_collectives")
     names = (
