@@ -27,7 +27,8 @@ _FOREIGN_STEMS = {
     "dp": "dp", "data_parallel": "dp", "fsdp": "dp", "ddp": "dp",
     "pp": "pp", "pipeline_parallel": "pp", "pipeline_model_parallel": "pp", "pipefusion_parallel": "pp",
     "cp": "cp", "context_parallel": "cp", "sp": "cp", "sequence_parallel": "cp",
-    "ulysses": "ulysses_cp", "ulysses_cp": "ulysses_cp", "ulysess": "ulysses_cp", "ring": "ring_cp", "ring_cp": "ring_cp",
+    "ulysses": "ulysses_cp", "ulysses_cp": "ulysses_cp", "ulysess": "ulysses_cp",
+    "ring": "ring_cp", "ring_cp": "ring_cp",
     "ep": "ep", "expert_parallel": "ep", "expert_model_parallel": "ep", "cfg": "cfg", "cfg_parallel": "cfg",
     "zero": "zero",
 }  # fmt: skip
@@ -59,7 +60,7 @@ class DeviceMesh:
     _hash: int
 
     def __init__(
-        self, device_type: str | torch.device, mesh: Any, *, mesh_dim_names: Sequence[str] | None = None  # noqa: ANN401
+        self, device_type: str | torch.device, mesh: Any, *, mesh_dim_names: Sequence[str] | None = None
     ) -> None:
         ids, shape = _read_ids(mesh)
         names = _read_names(mesh_dim_names, shape)
@@ -71,7 +72,7 @@ class DeviceMesh:
     def _make(
         cls, kind: str, ids: tuple[int, ...], shape: tuple[int, ...], names: tuple[str, ...] | None
     ) -> DeviceMesh:
-        """A mesh of parts that are known to be good: sub-meshes, copies, and meshes of a machine that is not this one."""
+        """A mesh of parts that are known to be good: sub-meshes, copies, and meshes of another machine."""
         mesh = cls.__new__(cls)
         mesh._fill(kind, ids, shape, names)
         return mesh
@@ -191,7 +192,8 @@ class DeviceMesh:
         """The mesh in short, as messages name it: `mesh(dp=2, tp=4)`, or `mesh(2, 4)` without names."""
         if self.mesh_dim_names is None:
             return f"mesh({', '.join(map(str, self.shape))})"
-        return f"mesh({', '.join(f'{name}={count}' for name, count in zip(self.mesh_dim_names, self.shape, strict=True))})"
+        axes = zip(self.mesh_dim_names, self.shape, strict=True)
+        return f"mesh({', '.join(f'{name}={count}' for name, count in axes)})"
 
     def __repr__(self) -> str:
         if len(self.device_ids) > _MOST_IDS_PRINTED:
@@ -221,19 +223,21 @@ def init_device_mesh(
 
 def _suggest(name: str, names: Iterable[str]) -> str:
     close = nearest(name, names)
-    return (f"did you mean {' or '.join(map(repr, close))}? " if close else "") + f"There are: {', '.join(map(repr, names))}"
+    guess = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+    return f"{guess}There are: {', '.join(map(repr, names))}"
 
 
 def _read_type(device_type: str | torch.device) -> str:
     kind = str(device_type)
     if kind in DEVICE_TYPES:
         return kind
-    if kind.partition(":")[0] in DEVICE_TYPES:
-        raise MeshError(f"device type {kind!r} names one device: write {kind.partition(':')[0]!r} and put ids in the mesh")
+    bare = kind.partition(":")[0]
+    if bare in DEVICE_TYPES:
+        raise MeshError(f"device type {kind!r} names one device: write {bare!r} and put ids in the mesh")
     raise MeshError(f"unknown device type {kind!r}; {_suggest(kind, DEVICE_TYPES)}")
 
 
-def _read_ids(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:  # noqa: ANN401 - lists, tensors, arrays
+def _read_ids(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Flat ids and shape of nested sequences or anything with `tolist`."""
     nested = mesh.tolist() if hasattr(mesh, "tolist") else mesh
     if not isinstance(nested, (list, tuple, range)):
@@ -270,13 +274,15 @@ def _read_names(names: Sequence[str] | None, shape: tuple[int, ...]) -> tuple[st
         for ending in _FOREIGN_ENDINGS:
             ours = _FOREIGN_STEMS.get(name.removesuffix(ending)) if name.endswith(ending) else None
             if ours is not None:
-                raise MeshError(f"axis name {name!r}: DTorch calls this axis {ours!r}, and its size is in the mesh's shape")
+                raise MeshError(
+                    f"axis name {name!r}: DTorch calls this axis {ours!r}, and its size is in the mesh's shape"
+                )
     if len(found) != len(shape):
         raise MeshError(f"{len(found)} mesh_dim_names {found} for a mesh of shape {shape}: give one for each axis")
     same = [_SAME_NAME.get(name, name) for name in found]
     for name in same:
         if same.count(name) > 1:
-            raise MeshError(f"axis name {name!r} is used more than once in mesh_dim_names {found}: each axis needs its own")
+            raise MeshError(f"axis name {name!r} stands more than once in mesh_dim_names {found}: give each its own")
     return found
 
 
@@ -286,8 +292,8 @@ def _check_present(kind: str, ids: tuple[int, ...]) -> None:
     if not torch.cuda.is_available():
         build = "torch is built without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
         raise MeshError(
-            f"there is no {kind!r} device on this machine ({build}). Use DeviceMesh('cpu', ...), which simulates any number "
-            "of devices, or install a CUDA build of torch and check that nvidia-smi lists a GPU"
+            f"there is no {kind!r} device on this machine ({build}). Use DeviceMesh('cpu', ...), which simulates any "
+            "number of devices, or install a CUDA build of torch and check that nvidia-smi lists a GPU"
         )
     options = current()
     count = options.virtual_devices if options.same_device else torch.cuda.device_count()

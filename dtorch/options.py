@@ -38,7 +38,7 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def _option(default: Any, variable: str, parse: Callable[[str], Any], doc: str) -> Any:  # noqa: ANN401 - a field of any type
+def _option(default: Any, variable: str, parse: Callable[[str], Any], doc: str) -> Any:
     return field(default=default, metadata={"variable": variable, "parse": parse, "doc": doc})
 
 
@@ -50,14 +50,14 @@ class Options:
         None, "DTORCH_DUMP", lambda text: text or None, "Folder that gets the graph after every stage and pass."
     )
     logs: tuple[str, ...] = _option(
-        (), "DTORCH_LOGS", _names, f"Comma-separated logs: {', '.join(LOG_NAMES)} or all; +name for more, -name for less."
+        (), "DTORCH_LOGS", _names, f"Logs, by comma: {', '.join(LOG_NAMES)} or all; +name for more, -name for less."
     )
     verify: bool = _option(True, "DTORCH_VERIFY", _flag, "Check the rules of a graph's level after every pass.")
     plan_cache_entries: int = _option(256, "DTORCH_PLAN_CACHE_ENTRIES", int, "Plans kept for each compiled module.")
     progress: str = _option(
         "auto", "DTORCH_PROGRESS", str.strip, "A bar on stderr for long work: auto (when it is a terminal), on or off."
     )
-    threads: int = _option(0, "DTORCH_THREADS", int, "CPU threads for the work of simulated devices; 0: torch's choice.")
+    threads: int = _option(0, "DTORCH_THREADS", int, "CPU threads that simulated devices use; 0: torch's choice.")
     same_device: bool = _option(
         False,
         "DTORCH_DTENSOR_IN_SAME_DEVICE",
@@ -103,7 +103,8 @@ def from_environment(environment: dict[str, str] | os._Environ[str]) -> Options:
         if not variable.startswith("DTORCH_"):
             continue
         if variable not in known:
-            warnings.warn(f"environment variable {variable} is not one of DTorch's: {_suggest(variable, known)}", stacklevel=2)
+            message = f"environment variable {variable} is not one of DTorch's: {_suggest(variable, known)}"
+            warnings.warn(message, stacklevel=2)
             continue
         entry = known[variable]
         try:
@@ -133,7 +134,7 @@ def current() -> Options:
 
 
 @contextmanager
-def override(**changes: Any) -> Iterator[Options]:  # noqa: ANN401 - each option has its own type
+def override(**changes: Any) -> Iterator[Options]:
     """Use other values for some options within a `with` block; OptionError for an unknown name or a misfit."""
     names = tuple(entry.name for entry in fields(Options))
     for name in changes:
@@ -153,13 +154,14 @@ def override(**changes: Any) -> Iterator[Options]:  # noqa: ANN401 - each option
 def describe() -> str:
     """One line an option: variable, value in force, default and meaning."""
     options = current()
-    return "\n".join(
-        f"{entry.metadata['variable']}={getattr(options, entry.name)!r} (default {entry.default!r}): {entry.metadata['doc']}"
-        for entry in fields(Options)
-    )
+    lines = []
+    for entry in fields(Options):
+        value, meta = getattr(options, entry.name), entry.metadata
+        lines.append(f"{meta['variable']}={value!r} (default {entry.default!r}): {meta['doc']}")
+    return "\n".join(lines)
 
 
-class _QuietStderr(logging.StreamHandler):  # type: ignore[type-arg]
+class _QuietStderr(logging.StreamHandler):
     """Writes to whatever sys.stderr is now, and leaves records to the application once it has handlers of its own."""
 
     def emit(self, record: logging.LogRecord) -> None:

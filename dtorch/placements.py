@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _CLASSES = ("Shard", "Replicate", "Partial")
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - PEP 562
+def __getattr__(name: str) -> Any:
     if name not in _CLASSES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import torch.distributed.tensor as tensor
@@ -62,7 +62,7 @@ def normalize(
     if len(found) != mesh.ndim:
         raise PlacementError(
             f"{len(found)} placements {found} for {mesh.summary}, which has {mesh.ndim} "
-            f"{'axis' if mesh.ndim == 1 else 'axes'}: give one for each, in mesh order (Replicate() where the tensor is whole)"
+            f"{'axis' if mesh.ndim == 1 else 'axes'}: give one for each, in mesh order, Replicate() where it is whole"
         )
     return tuple(_checked(placement, index, mesh, ndim) for index, placement in enumerate(found))
 
@@ -70,8 +70,8 @@ def normalize(
 def _axis(name: object, mesh: DeviceMesh) -> int:
     if mesh.mesh_dim_names is None:
         raise PlacementError(
-            f"placements by axis name ({name!r}) need a mesh with names: make it with mesh_dim_names=, or give a list of "
-            f"{mesh.ndim} placements"
+            f"placements by axis name ({name!r}) need a mesh with names: make it with mesh_dim_names=, "
+            f"or give a list of {mesh.ndim} placements"
         )
     index = mesh.find_axis(name) if isinstance(name, str) else None
     if index is None:
@@ -84,7 +84,7 @@ def _axis(name: object, mesh: DeviceMesh) -> int:
     return index
 
 
-def _checked(placement: Any, index: int, mesh: DeviceMesh, ndim: int | None) -> Any:  # noqa: ANN401 - torch's placements
+def _checked(placement: Any, index: int, mesh: DeviceMesh, ndim: int | None) -> Any:
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     where = f"axis {mesh.axis_label(index)} of {mesh.summary}"
@@ -92,8 +92,10 @@ def _checked(placement: Any, index: int, mesh: DeviceMesh, ndim: int | None) -> 
         return placement
     if type(placement) is not Shard:
         hint = " (write Shard(0) for a dimension)" if isinstance(placement, int) else ""
-        hint = " (write it with parentheses)" if placement in (Shard, Replicate, Partial) else hint
-        raise PlacementError(f"{placement!r} on {where} is not a placement: use Shard(dim), Replicate() or Partial(){hint}")
+        hint = " (write it with parentheses)" if isinstance(placement, type) else hint
+        raise PlacementError(
+            f"{placement!r} on {where} is not a placement: use Shard(dim), Replicate() or Partial(){hint}"
+        )
     dim = placement.dim
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise PlacementError(f"{placement!r} on {where}: the dimension must be an integer")

@@ -17,7 +17,7 @@ def to_spec(placements: Iterable[Any]) -> Spec:
     return tuple(_to_placed(placement) for placement in placements)
 
 
-def _to_placed(placement: Any) -> Whole | Pending | Split:  # noqa: ANN401 - torch's placement classes
+def _to_placed(placement: Any) -> Whole | Pending | Split:
     if placement.is_shard():
         return Split(placement.dim)
     if placement.is_partial():
