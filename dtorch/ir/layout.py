@@ -7,7 +7,7 @@ Out: the local sizes and offsets of any device, as plain arithmetic; no tensors 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 
@@ -54,7 +54,7 @@ WHOLE = Whole()
 PENDING = Pending()
 
 
-@lru_cache(maxsize=None)
+@cache
 def chunk_bounds(parts: int, count: int, index: int) -> tuple[int, int]:
     """Begin and end of piece `index` of `torch.chunk(parts, count)`; pieces past the end are empty."""
     piece = -(-parts // count) if parts else 0
@@ -125,7 +125,7 @@ def is_even(size: int, dim: int, spec: Spec, mesh_shape: tuple[int, ...]) -> boo
 def dim_pieces(size: int, bounds: tuple[tuple[int, int, int, int], ...]) -> tuple[tuple[int, int, int], ...]:
     """Read a dimension as nested factors, outermost first: `(factor size, begin, end)` of what is kept of each."""
     pieces, rest = [], size
-    for outer, unit, begin, end in sorted(bounds, key=lambda bound: -bound[1]):
+    for outer, unit, begin, end in sorted(bounds, key=lambda bound: (-bound[1], bound[0])):
         parts = size // (outer * unit)
         gap = rest // (parts * unit) if parts else 1
         if gap > 1:
