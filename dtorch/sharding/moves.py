@@ -1,0 +1,259 @@
+"""What one step can do on one mesh axis: its strategies, and what each costs given where its inputs are.
+
+In: a step, the axis size, how earlier axes cut the step's tensors, and the placements at hand of each input.
+Out: `Move`s, cheapest first, cached by all of that, so that repeated blocks of a model are weighed once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from dtorch.ir.cost import CostModel, is_reduction_pair
+from dtorch.ir.layout import WHOLE, Pending, Placed, Split, Whole
+from dtorch.sharding.factors import Mapping, carry, cut, locate
+from dtorch.sharding.problem import Step, Template
+
+At = tuple[Placed, ...]  # placements of a value that exist already; the first is the one it was made with
+
+
+@dataclass(frozen=True)
+class Free:
+    """An input whose placement is still open. `options` in order of preference; `keep_s`: cost of keeping it Whole.
+
+    `loose`: a value given by the host, which may also be cut on arrival without communication.
+    """
+
+    options: tuple[Placed, ...]
+    keep_s: float = 0.0
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One legal way to run an op on one axis: a placement for every tensor argument and result.
+
+    None for an argument whose values are not read, so that any placement will do.
+    """
+
+    inputs: tuple[Placed | None, ...]
+    outputs: tuple[Placed, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Move:
+    """A strategy together with what it makes of the inputs at hand: their placements afterwards, and the cost."""
+
+    strategy: Strategy
+    after: tuple[At, ...]
+    seconds: float
+
+
+Cuts = tuple[tuple[Placed, ...], ...]  # for each tensor of a step, its placements on the earlier axes
+
+
+@dataclass
+class Axis:
+    """One mesh axis while it is being decided."""
+
+    index: int
+    size: int
+    cost: CostModel
+    cache: dict[Any, tuple[Move, ...]]
+    strategies: dict[Any, tuple[Strategy, ...]]
+    earlier: tuple[int, ...] = ()  # sizes of the axes decided before
+    keep: int = 6
+
+
+def moves(axis: Axis, step: Step, earlier: Cuts, at: tuple[At | Free, ...], sizes: tuple[float, ...]) -> tuple[Move, ...]:
+    """The best few moves of a step for inputs that are `at` these placements; `sizes`: their bytes on this axis."""
+    key = (id(step.template), step.units, earlier, at)
+    found = axis.cache.get(key)
+    if found is None:
+        found = axis.cache[key] = _weigh(axis, step, earlier, at, sizes)
+    return found
+
+
+def _weigh(axis: Axis, step: Step, earlier: Cuts, at: tuple[At | Free, ...], sizes: tuple[float, ...]) -> tuple[Move, ...]:
+    result: list[Move] = []
+    pending = any(type(entry) is tuple and any(type(p) is Pending for p in entry) for entry in at)
+    for strategy in _strategies(axis, step, earlier, at):
+        if not pending and any(type(p) is Pending for p in strategy.inputs) and not _needs_pending(strategy):
+            continue
+        seconds, after = strategy.seconds, []
+        for entry, wanted, size in zip(at, strategy.inputs, sizes):
+            extra, now = _bring(axis, entry, wanted, size)
+            seconds += extra
+            if seconds == math.inf:
+                break
+            after.append(now)
+        else:
+            result.append(Move(strategy, tuple(after), seconds))
+    result.sort(key=lambda move: move.seconds)
+    return tuple(result[: axis.keep * 2])
+
+
+def _needs_pending(strategy: Strategy) -> bool:
+    """Whether Pending inputs stand beside cut ones (a bias that is added in once), not all by themselves."""
+    return any(type(p) is Split for p in strategy.inputs)
+
+
+def _bring(axis: Axis, entry: At | Free, wanted: Placed | None, size: float) -> tuple[float, At]:
+    """Cost of having a value placed as `wanted`, and the placements at hand afterwards."""
+    if wanted is None:
+        return 0.0, (entry.options[0],) if type(entry) is Free else entry
+    if type(entry) is Free:
+        best = (math.inf, (wanted,))
+        for rank, option in enumerate(entry.options):
+            kept = entry.keep_s if type(option) is Whole else entry.keep_s / axis.size
+            convert = axis.cost.convert(option, wanted, size, axis.size)
+            if entry.keep_s and type(option) is Split and option != wanted:
+                convert *= 64.0  # a stored weight is not to be gathered at every step
+            total = kept + convert + rank * 1e-12
+            if total < best[0]:
+                best = (total, (option,) if option == wanted else (option, wanted))
+        return best
+    if wanted in entry:
+        return 0.0, entry
+    cheapest = min(axis.cost.convert(source, wanted, size, axis.size) for source in entry)
+    return cheapest, (*entry, wanted)
+
+
+# --- strategies ---------------------------------------------------------------------------------------------------
+
+
+def _strategies(axis: Axis, step: Step, earlier: Cuts, at: tuple[At | Free, ...]) -> tuple[Strategy, ...]:
+    splits = tuple(
+        tuple(p for p in (entry.options if type(entry) is Free else entry) if type(p) is Split) for entry in at
+    )
+    key = (id(step.template), step.units, earlier, splits)
+    found = axis.strategies.get(key)
+    if found is None:
+        found = axis.strategies[key] = tuple(_enumerate(axis, step, earlier, splits))
+    return found
+
+
+def _enumerate(axis: Axis, step: Step, earlier: Cuts, splits: tuple[tuple[Split, ...], ...]) -> list[Strategy]:
+    template = step.template
+    count_in, count_out = len(step.inputs), len(step.outputs)
+    pairs: dict[tuple[tuple[Placed, ...], tuple[Placed, ...]], float] = {
+        ((WHOLE,) * count_in, (WHOLE,) * count_out): 1.0
+    }
+    if template.alternatives is not None:
+        for inputs, outputs in template.alternatives.strategies:
+            pairs.setdefault((tuple(inputs), tuple(outputs)), _share(axis, template, inputs, outputs, earlier))
+    units = dict(step.units)
+    for mapping in template.mappings:
+        for factor, outer, unit in _candidates(axis, mapping, units, splits, template, earlier):
+            pair = cut(mapping, factor, outer, unit)
+            if pair not in pairs:
+                pairs[pair] = _share(axis, template, *pair, earlier)
+        for positions in mapping.linear:
+            pairs.setdefault(carry(mapping, positions), 1.0)
+    ignored = template.mappings[0].ignored if template.mappings else ()
+    result = []
+    for (inputs, outputs), share in pairs.items():
+        inputs = tuple([None if place in ignored else placed for place, placed in enumerate(inputs)])
+        if all(_fits(axis, placed, cuts, shape) for placed, cuts, shape in _places(template, inputs, outputs, earlier)):
+            result.append(Strategy(inputs, outputs, _seconds(axis, template, inputs, outputs, share)))
+    return result
+
+
+def _places(template: Template, inputs: tuple, outputs: tuple, earlier: Cuts) -> zip:
+    return zip((*inputs, *outputs), earlier, (*template.input_shapes, *template.output_shapes))
+
+
+def _candidates(
+    axis: Axis,
+    mapping: Mapping,
+    units: dict[str, tuple[int, ...]],
+    splits: tuple[tuple[Split, ...], ...],
+    template: Template,
+    earlier: Cuts,
+) -> list[tuple[str, int, int]]:
+    """Factor intervals worth trying: those the inputs come cut at, and those that whole units allow."""
+    found: list[tuple[str, int, int]] = []
+    for position, cuts in enumerate(splits):
+        for split in cuts:
+            if split.dim < len(template.input_shapes[position]):
+                left = parts_left(template.input_shapes[position], split, earlier[position], axis)
+                where = locate(mapping.inputs[position], mapping.sizes, split, axis.size, left)
+                if where is not None and where not in found:
+                    found.append(where)
+    for factor, size in mapping.sizes.items():
+        if factor in mapping.blocked or size < 2:
+            continue
+        for outer, unit in intervals(size, units.get(factor, ()), axis.size):
+            if (factor, outer, unit) not in found:
+                found.append((factor, outer, unit))
+    return [entry for entry in found if entry[0] not in mapping.blocked]
+
+
+def intervals(size: int, strides: tuple[int, ...], count: int) -> list[tuple[int, int]]:
+    """`(outer, unit)` of the cuts that respect a dimension's units, coarsest balanced ones first.
+
+    Without marked strides that is the plain cut (1, 1). With strides (64, 192) of 576: groups, heads, heads in
+    a group. An interval with fewer parts than devices is left out unless it is the only one.
+    """
+    chain = [1, *strides, size]
+    found = [
+        (size // high, low)
+        for i, low in enumerate(chain)
+        for high in chain[i + 1 :]
+        if high // low >= count and not (low == 1 and i + 1 < len(chain) - 1)
+    ]
+    if not found:
+        return [(1, chain[-2])] if size // chain[-2] > 1 else [(1, 1)]
+
+    def imbalance(interval: tuple[int, int]) -> tuple[float, int, int]:
+        parts = size // (interval[0] * interval[1])
+        return (-(-parts // count) * count / parts, interval[0], -interval[1])
+
+    return sorted(found, key=imbalance)
+
+
+def parts_left(shape: tuple[int, ...], split: Split, cuts: tuple[Placed, ...], axis: Axis) -> int:
+    """Units of `split` that one device of the earlier axes holds at most (coordinate 0)."""
+    parts = shape[split.dim] // (split.outer * split.unit) if split.outer * split.unit else 0
+    for other, count in zip(cuts, axis.earlier):
+        if other == split:
+            parts = -(-parts // count)
+    return parts
+
+
+def _fits(axis: Axis, placed: Placed | None, cuts: tuple[Placed, ...], shape: tuple[int, ...]) -> bool:
+    """Whether a placement can stand beside those of the earlier axes on the same tensor."""
+    if type(placed) is Pending:
+        return all(type(other) is not Pending or is_reduction_pair(placed, other) for other in cuts)
+    if type(placed) is not Split:
+        return True
+    if placed.dim >= len(shape):
+        return False
+    low, high = placed.unit, shape[placed.dim] // placed.outer
+    for other in cuts:
+        if type(other) is Split and other.dim == placed.dim and (other.outer, other.unit) != (placed.outer, placed.unit):
+            other_low, other_high = other.unit, shape[placed.dim] // other.outer
+            if low < other_high and other_low < high:
+                return False
+    return True
+
+
+def _share(axis: Axis, template: Template, inputs: tuple, outputs: tuple, earlier: Cuts) -> float:
+    """The largest device's part of the work: 1/n where something is cut evenly, more where it is not."""
+    for placed, cuts, shape in _places(template, inputs, outputs, earlier):
+        if type(placed) is Split and placed.dim < len(shape):
+            parts = parts_left(shape, placed, cuts, axis)
+            return -(-parts // axis.size) / parts if parts else 1.0
+    return 1.0
+
+
+def _seconds(axis: Axis, template: Template, inputs: tuple, outputs: tuple, share: float) -> float:
+    if template.is_view:
+        return 0.0
+    moved = sum(
+        size * (share if type(placed) is Split else 1.0)
+        for placed, size in zip((*inputs, *outputs), (*template.input_bytes, *template.output_bytes))
+    )
+    return axis.cost.compute(template.flops * share, moved)

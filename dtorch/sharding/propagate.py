@@ -1,0 +1,173 @@
+"""Give every value of a global graph a placement, and make each change of placement a node of the graph.
+
+In: a global graph, its signature, what is asked of its inputs. Out: the same graph with `meta["spec"]` on every
+tensor node and `redistribute` nodes where a reader wants a value placed otherwise than it was made. One mesh
+axis is decided at a time, in mesh order, each knowing the cuts of the earlier ones.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+from torch.fx import GraphModule, Node
+
+from dtorch.errors import ShardingWarning
+from dtorch.ir import ops
+from dtorch.ir.cost import CostModel
+from dtorch.ir.layout import WHOLE, Pending, Spec, Whole
+from dtorch.ir.signature import Signature
+from dtorch.sharding.problem import Problem, read_problem
+from dtorch.sharding.requests import Requests, given_on_axis
+from dtorch.sharding.search import AxisChoice, choose
+from dtorch.sharding.units import mark_units
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The outcome: specs of the graph's inputs and outputs, in signature order, and the estimated seconds an axis."""
+
+    inputs: dict[str, Spec]
+    outputs: tuple[Spec | None, ...]
+    seconds: tuple[float, ...]
+
+
+def propagate(
+    graph: GraphModule,
+    signature: Signature,
+    requests: Requests,
+    cost: CostModel | None = None,
+) -> Placement:
+    """Decide and write placements into `graph` (in place). Ops without a rule run replicated, with a warning."""
+    cost = cost or CostModel()
+    problem = read_problem(graph, signature)
+    mark_units(problem)
+    tied = _tied(problem, signature)
+    choices: list[AxisChoice] = []
+    for axis, size in enumerate(requests.mesh_shape):
+        given = given_on_axis(problem, signature, requests, axis, cost)
+        choices.append(choose(problem, given, choices, requests.mesh_shape[:axis], size, cost, tied))
+    _warn_without_rule(problem, choices, requests)
+    return _write(graph, problem, choices, requests.mesh_shape, cost, tied)
+
+
+def _tied(problem: Problem, signature: Signature) -> dict[int, int]:
+    """Results that are new values of an input: they must come out placed as that input is stored."""
+    found = {}
+    for spec, index in zip(signature.outputs, problem.outputs):
+        if spec.mutates is not None and index is not None and spec.mutates in problem.inputs:
+            source = problem.inputs[spec.mutates]
+            if index != source:
+                found[index] = source
+    return found
+
+
+def _warn_without_rule(problem: Problem, choices: list[AxisChoice], requests: Requests) -> None:
+    if all(size == 1 for size in requests.mesh_shape):
+        return
+    said: set[Any] = set()
+    for position, step in enumerate(problem.steps):
+        if step.template.source != "replicate" or step.template.op in said:
+            continue
+        gathered = sum(
+            problem.values[value].size_bytes
+            for value in step.inputs
+            if any(type(choice.placed[value]) is not Whole for choice in choices)
+        )
+        said.add(step.template.op)
+        where = step.node.meta.get("where", "an unknown line")
+        warnings.warn(
+            f"{step.template.op} has no sharding rule, so it runs replicated at {where}; {gathered} bytes are "
+            f"gathered for it at each step. Give it one: dtorch.register_sharding_rule({str(step.template.op)!r}, "
+            '"a b, a b -> a b").',
+            ShardingWarning,
+            stacklevel=2,
+        )
+
+
+def _write(
+    graph: GraphModule,
+    problem: Problem,
+    choices: list[AxisChoice],
+    mesh_shape: tuple[int, ...],
+    cost: CostModel,
+    tied: dict[int, int],
+) -> Placement:
+    specs: list[Spec] = list(zip(*[choice.placed for choice in choices])) if choices else []
+    writer = _Writer(graph, problem, specs, mesh_shape, cost)
+    for node, values in problem.of_node.items():
+        if node.op in ("placeholder", "get_attr") or node.target is operator.getitem:
+            node.meta["spec"] = specs[values[0]]
+        else:
+            many = isinstance(node.meta["val"], (list, tuple))
+            node.meta["spec"] = tuple(specs[value] for value in values) if many else specs[values[0]]
+    for position, step in enumerate(problem.steps):
+        wanted = [
+            tuple([made if placed is None else placed for placed, made in zip(column, specs[value])])
+            for value, column in zip(step.inputs, zip(*[choice.strategies[position].inputs for choice in choices]))
+        ]
+        if any(specs[value] != spec for value, spec in zip(step.inputs, wanted)):
+            writer.rewire(step.node, step.inputs, wanted)
+    output = next(node for node in reversed(graph.graph.nodes) if node.op == "output")
+    out_specs: list[Spec | None] = []
+    results = list(output.args[0])
+    for place, index in enumerate(problem.outputs):
+        if index is None:
+            out_specs.append(None)
+            continue
+        if index in tied:
+            target = specs[tied[index]]
+        else:
+            target = tuple(WHOLE if type(placed) is Pending else placed for placed in specs[index])
+        if target != specs[index]:
+            results[place] = writer.converted(index, target, output, results[place])
+        out_specs.append(target)
+    output.args = (tuple(results),)
+    inputs = {name: specs[index] for name, index in problem.inputs.items()}
+    return Placement(inputs, tuple(out_specs), tuple(choice.seconds for choice in choices))
+
+
+class _Writer:
+    """Inserts redistribute nodes, one for each (value, placement), fed from the cheapest form there is."""
+
+    def __init__(
+        self, graph: GraphModule, problem: Problem, specs: list[Spec], mesh_shape: tuple[int, ...], cost: CostModel
+    ) -> None:
+        self.graph, self.problem, self.specs, self.mesh_shape, self.cost = graph, problem, specs, mesh_shape, cost
+        self.forms: dict[int, dict[Spec, Node]] = {}
+
+    def rewire(self, node: Node, values: tuple[int, ...], wanted: list[Spec]) -> None:
+        """Replace the tensor arguments of `node`, position by position, by their converted forms."""
+        pairs = iter(zip(values, wanted))
+
+        def visit(argument: Any) -> Any:
+            if isinstance(argument, Node):
+                value, spec = next(pairs)
+                return argument if spec == self.specs[value] else self.converted(value, spec, node, argument)
+            if isinstance(argument, (list, tuple)):
+                return type(argument)(visit(item) for item in argument)
+            return argument
+
+        args = tuple(visit(argument) for argument in node.args)
+        kwargs = {key: visit(argument) for key, argument in node.kwargs.items()}
+        node.args, node.kwargs = args, kwargs
+
+    def converted(self, value: int, spec: Spec, before: Node, plain: Node) -> Node:
+        """The node that holds `value` placed as `spec`, made before `before` if there is none yet."""
+        forms = self.forms.setdefault(value, {})
+        forms.setdefault(self.specs[value], plain)
+        if spec not in forms:
+            size = self.problem.values[value].size_bytes
+            source = min(
+                forms,
+                key=lambda form: sum(
+                    self.cost.convert(a, b, size, n) for a, b, n in zip(form, spec, self.mesh_shape)
+                ),
+            )
+            with self.graph.graph.inserting_before(before):
+                node = self.graph.graph.call_function(ops.redistribute, (forms[source], source, spec))
+            node.meta.update(val=plain.meta["val"], spec=spec, where=before.meta.get("where", ""))
+            forms[spec] = node
+        return forms[spec]
