@@ -50,6 +50,11 @@ class PassContext:
     def __post_init__(self) -> None:
         _check_choice("numerics", self.numerics, NUMERICS, "the context of a compilation")
 
+    @property
+    def axis_sizes(self) -> dict[str, int]:
+        """The size of each mesh axis, by name."""
+        return dict(zip(self.axis_names, self.mesh_shape, strict=True))
+
     def log(self, message: str) -> None:
         """Say what a pass decided and why; shown by `DTORCH_LOGS=passes` and kept with the pass's record."""
         self.messages.append(message)

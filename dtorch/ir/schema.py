@@ -83,6 +83,12 @@ def collective_axis(node: Node) -> str:
     return node.kwargs.get("group_name") or node.args[-1]
 
 
+def collective_group_size(node: Node) -> int | None:
+    """The group size that a gather or reduce-scatter names; None for collectives that name none."""
+    position = {"all_gather_into_tensor": 1, "reduce_scatter_tensor": 2}.get(collective_name(node))
+    return None if position is None else node.args[position]
+
+
 def is_mutating(node: Node) -> bool:
     """Whether the node writes to an argument."""
     return type(node.target) is OpOverload and bool(schema_facts(node.target).mutates)
@@ -109,7 +115,7 @@ def has_effects(node: Node) -> bool:
         return node.op != "get_attr"
     if type(node.target) is OpOverload:
         return schema_facts(node.target).returns == 0 or is_mutating(node) or is_random(node)
-    return node.target not in OWN_OPS and node.target is not operator.getitem
+    return node.target not in OWN_OPS and getattr(node.target, "__module__", "") not in _PURE_MODULES
 
 
 def alias_source(node: Node) -> Node | None:
@@ -144,6 +150,7 @@ def tensor_bytes(tensor: Any) -> int:
     return count
 
 
+_PURE_MODULES = frozenset(("_operator", "math", "builtins", "torch"))  # getitem, and arithmetic on symbolic sizes
 _MAY_COPY = frozenset(("reshape", "contiguous", "to", "flatten", "unflatten", "type_as", "reshape_as", "ravel"))
 
 

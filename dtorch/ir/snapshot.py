@@ -56,12 +56,13 @@ class Snapshot:
 
     def graph_module(self) -> GraphModule:
         """A new GraphModule with the nodes, names and metadata of that moment."""
-        graph, made = Graph(), {}
+        graph = Graph()
+        made: dict[Node, Node] = {}
         for row in self.rows:
-            args, kwargs = map_arg((row.args, row.kwargs), lambda node: made[node.name])
+            args, kwargs = map_arg((row.args, row.kwargs), lambda node: made[node])
             copy = graph.create_node(row.node.op, row.target, args, kwargs, row.name, row.node.type)
             copy.meta = dict(row.meta)
-            made[row.name] = copy
+            made[row.node] = copy
         return GraphModule({}, graph)
 
     def changed_from(self, before: Snapshot) -> int:
