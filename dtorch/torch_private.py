@@ -9,11 +9,10 @@ import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
-
 
 # --- for ir and passes: operator schemas, collectives, graph hooks ------------------------------------------------
 
@@ -35,16 +34,13 @@ class SchemaFacts:
     returns: int
 
 
-@lru_cache(maxsize=None)
+@cache
 def schema_facts(op: OpOverload) -> SchemaFacts:
     """Read `SchemaFacts` off an ATen overload; once for each overload."""
     schema = op._schema
     mutates = tuple(i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write)
     read_sets = {
-        name: i
-        for i, a in enumerate(schema.arguments)
-        if a.alias_info is not None
-        for name in a.alias_info.before_set
+        name: i for i, a in enumerate(schema.arguments) if a.alias_info is not None for name in a.alias_info.before_set
     }
     aliases = next(
         (
@@ -94,3 +90,204 @@ def size_hint(size: Any) -> int:
         return size
     hint = getattr(getattr(size, "node", None), "hint", None)
     return int(hint) if hint is not None else 1
+
+
+# --- for capture: symbols, fake tensors, tracing one op, the frames and modules of torch itself -------------------
+
+
+MODULE_CALL_CODE = torch.nn.Module._call_impl.__code__
+"""The code object that runs every module's forward: its frame's `self` is the module that is running."""
+
+
+def without_torch_function() -> Any:
+    """A context in which tensor subclasses' `__torch_function__` is not asked."""
+    return torch._C.DisableTorchFunctionSubclass()
+
+
+def make_symbol(cls: type[torch.Tensor], base: torch.Tensor, requires_grad: bool) -> Any:
+    """An instance of a Tensor subclass over `base` (a meta tensor), sharing it."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.Tensor._make_subclass(cls, base, requires_grad)
+
+
+@lru_cache(maxsize=1)
+def fake_mode() -> Any:
+    """The one static FakeTensorMode of the process, so that fakes of different captures may meet in one graph."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=False)
+
+
+def fake_tensor(
+    shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
+) -> torch.Tensor:
+    """A tensor with metadata and no data, of the process' fake mode."""
+    with torch.inference_mode(False), torch._C.DisableTorchFunctionSubclass(), fake_mode():
+        return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+
+
+def is_fake(value: Any) -> bool:
+    """Whether `value` is a FakeTensor, of any mode."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(value, FakeTensor)
+
+
+@contextmanager
+def fake_execution() -> Iterator[None]:
+    """Run torch functions on fakes: no autograd, versions counted, subclasses not asked."""
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        torch._C.DisableTorchFunctionSubclass(),
+        fake_mode(),
+    ):
+        yield
+
+
+@lru_cache(maxsize=1)
+def data_dependent_exceptions() -> tuple[type[Exception], ...]:
+    """What a fake tensor raises when a shape or a Python value depends on its data."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+    return DataDependentOutputException, DynamicOutputShapeException
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often the tensor was written in place."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return 0 if tensor.is_inference() else tensor._version
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """Identity of the memory behind a tensor; equal for views of one tensor."""
+    return tensor.untyped_storage()._cdata
+
+
+def trace_functional(function: Callable[..., Any], tensors: list[torch.Tensor]) -> torch.fx.GraphModule:
+    """Trace `function` on fakes to a functional graph of ATen overloads, composites kept, under the ambient autocast."""
+    from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    functional = dispatch_functionalize(function, FunctionalTensorMode(pre_dispatch=True, export=True))
+    cached = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)  # a cache of casts would leak fakes from one trace into the next
+    try:
+        with fake_execution():
+            return make_fx(functional, pre_dispatch=True, tracing_mode="real", _error_on_data_dependent_ops=True)(
+                *tensors
+            )
+    finally:
+        torch.set_autocast_cache_enabled(cached)
+
+
+def pytree_nodes() -> dict[type, Any]:
+    """Container types registered with torch's pytree: type → object with `flatten_fn` and `unflatten_fn`."""
+    from torch.utils._pytree import SUPPORTED_NODES
+
+    return SUPPORTED_NODES
+
+
+def is_batched(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is inside `torch.vmap`."""
+    return torch._C._functorch.is_batchedtensor(tensor)
+
+
+def bookkeeping_functions() -> list[Callable[..., Any]]:
+    """Functions by which Python asks a tensor about autograd, versions and layouts: they neither compute nor alias."""
+    names = (
+        "requires_grad grad grad_fn is_leaf is_sparse is_quantized is_nested names _version is_mkldnn is_xla is_mps "
+        "is_xpu output_nr is_sparse_csr _backward_hooks _base is_inference is_ipu is_hpu is_vulkan is_mtia is_maia "
+        "is_conj is_neg is_shared retains_grad requires_grad_ has_names _is_view"
+    )
+    found: list[Callable[..., Any]] = []
+    for name in names.split():
+        attribute = getattr(torch.Tensor, name, None)
+        if callable(attribute):
+            found.append(attribute)
+        elif attribute is not None:
+            found.extend(getattr(attribute, way) for way in ("__get__", "__set__") if hasattr(attribute, way))
+    return found
+
+
+@cache
+def draws_random_numbers(op: OpOverload) -> bool:
+    """Whether an overload may draw from a random generator."""
+    return torch.Tag.nondeterministic_seeded in op.tags
+
+
+# --- for sharding: argument names, and torch's own strategy tables as data -----------------------------------------
+
+
+OpOverloadPacket = torch._ops.OpOverloadPacket
+
+
+@cache
+def schema_arguments(op: OpOverload) -> tuple[str, ...]:
+    """Names of an operator's arguments, in order."""
+    return tuple(argument.name for argument in op._schema.arguments)
+
+
+@cache
+def _tensor_arguments(op: OpOverload) -> tuple[tuple[int, str], ...]:
+    return tuple(
+        (position, argument.name)
+        for position, argument in enumerate(op._schema.arguments)
+        if "Tensor" in str(argument.type)
+    )
+
+
+def schema_tensors(op: OpOverload, args: Any, kwargs: dict[str, Any]) -> list[Any]:
+    """The values of an operator's tensor-typed arguments in order: a tensor, a list of them, or None when absent."""
+    return [args[position] if position < len(args) else kwargs.get(name) for position, name in _tensor_arguments(op)]
+
+
+def single_dim_strategies(op: OpOverload, args: Any, kwargs: dict[str, Any]) -> list[tuple[Any, ...]] | None:
+    """Torch DTensor's legal placements of `(*results, *inputs)` on one mesh axis; None where its tables lack the op.
+
+    Tensors in `args` / `kwargs` may be any metadata with shape, stride and dtype. Placements are torch's public
+    classes; strategies with private ones (masked partials, strided shards) are left out. Pure data: no mesh, no
+    process group. torch.distributed.tensor is imported on the first call.
+    """
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+    from torch.distributed.tensor._dtensor_spec import TensorMeta
+    from torch.distributed.tensor._ops.single_dim_strategy import _ShardingPlaceholder
+    from torch.utils._pytree import tree_map
+
+    table = DTensor._op_dispatcher.sharding_propagator.op_single_dim_strategy_funcs
+    if op not in table:
+        return None
+
+    def meta(value: Any) -> Any:
+        if hasattr(value, "shape") and hasattr(value, "dtype"):
+            return TensorMeta(torch.Size(value.shape), tuple(value.stride()), value.dtype)
+        return value
+
+    found = []
+    entry = table[op]
+    strategies = getattr(entry, "func", entry)(op, tree_map(meta, tuple(args)), tree_map(meta, dict(kwargs)))
+    for strategy in strategies:
+        placements = [Shard(p.dim) if isinstance(p, _ShardingPlaceholder) else p for p in strategy]
+        if all(type(p) in (Shard, Replicate, Partial) for p in placements):
+            found.append(tuple(placements))
+    return found
+
+
+@cache
+def argument_names(op: OpOverload) -> tuple[str, ...]:
+    """Names of an overload's arguments, in order."""
+    return tuple(argument.name for argument in op._schema.arguments)
+
+
+def tree_flatten(tree: Any) -> tuple[list[Any], Any]:
+    """Leaves and structure of nested containers, by torch's pytree."""
+    from torch.utils import _pytree
+
+    return _pytree.tree_flatten(tree)
+
+
+def tree_unflatten(leaves: list[Any], spec: Any) -> Any:
+    """Rebuild what `tree_flatten` took apart."""
+    from torch.utils import _pytree
+
+    return _pytree.tree_unflatten(leaves, spec)
