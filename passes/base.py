@@ -7,7 +7,6 @@ count of rewrites. Registering a pass only names it; `dtorch.passes.pipeline` de
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch.fx import GraphModule
 
 from dtorch.errors import PassError, nearest
 from dtorch.ir.signature import Signature
+from dtorch.options import logger
 
 Level = Literal["global", "local", "scheduled"]
 Numerics = Literal["bitwise", "reassociates", "approximate"]
@@ -26,16 +26,14 @@ NUMERICS: tuple[Numerics, ...] = get_args(Numerics)
 PassFunction = Callable[[GraphModule, "PassContext"], int]
 Registrable = TypeVar("Registrable", bound=Callable[..., Any])
 
-logger = logging.getLogger("dtorch.passes")
-
-
 @dataclass
 class PassContext:
     """What passes may know besides the graph, and where they report to; one for each compilation.
 
     `signature` describes the graph's inputs and outputs. `numerics` is the budget: optional passes that change
-    numbers more than it allows are skipped. `cost_model` is whatever the driver gives (None: count nodes and
-    collectives). `dump_directory`: where the graph goes when a pass fails. `messages` collects `log` calls.
+    numbers more than it allows are skipped. `options` are `dtorch.options.Options` (None: the defaults).
+    `cost_model` is a `dtorch.ir.cost.CostModel` (None: its defaults). `dump_directory`: where the graph goes when a
+    pass fails (None: what the options say). `messages` collects `log` calls.
     """
 
     mesh_shape: tuple[int, ...] = (1,)
@@ -49,6 +47,8 @@ class PassContext:
 
     def __post_init__(self) -> None:
         _check_choice("numerics", self.numerics, NUMERICS, "the context of a compilation")
+        if self.dump_directory is None and getattr(self.options, "dump", None):
+            self.dump_directory = Path(self.options.dump)
 
     @property
     def axis_sizes(self) -> dict[str, int]:
@@ -58,7 +58,7 @@ class PassContext:
     def log(self, message: str) -> None:
         """Say what a pass decided and why; shown by `DTORCH_LOGS=passes` and kept with the pass's record."""
         self.messages.append(message)
-        logger.debug(message)
+        logger("passes").debug(message)
 
 
 @dataclass(frozen=True, kw_only=True)

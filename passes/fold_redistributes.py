@@ -7,23 +7,25 @@ In: a propagated global graph. Out: the same values with fewer or cheaper `redis
                                                  cancel   [S(0)] → [R] → [S(0)]:   %x itself
                                                  compose  [S(0)] → [R] → [S(1)]:   [S(0)] → [S(1)], if not dearer
 
-Contract of `fold_redistributes`: bitwise. A pending sum is reduced by the same kind of collective as before, so
-P → R → S stays (its reduce-scatter may add in another order than an all-reduce) and so does P → R → P. Those two are
-`fold_reductions`, which reassociates. A change between pending reductions (sum → max) is never folded away.
-A → B → C is composed only if nothing else reads B. Complexity: one walk, constant work a node.
+Contract of `fold_redistributes`: bitwise. A pending sum is reduced by the same collective on the same shards as
+before, so P → R → S stays on more than two coordinates (a reduce-scatter may add in another order than an
+all-reduce) and so does P → R → P. Those are `fold_reductions`, which reassociates. A change between pending
+reductions (sum → max) is never folded away. A → B → C is composed only if nothing else reads B and the cost model
+(`context.cost_model`, a `dtorch.ir.cost.CostModel`) finds it no dearer. Complexity: one walk, constant work a node.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from dtorch.ir.layout import Pending, Placed, Spec, Split, Whole
+from dtorch.ir.cost import CostModel
+from dtorch.ir.layout import Pending, Spec, Split
 from dtorch.ir.ops import redistribute
 from dtorch.ir.schema import tensor_bytes, value
 from dtorch.passes.base import Pass, PassContext, register_pass
+from dtorch.sharding.redistribute import Hop, plan_hops
 
 
 @register_pass(level="global", numerics="bitwise")
@@ -51,6 +53,7 @@ class _Folder:
 
     def __init__(self, graph_module: GraphModule, context: PassContext, may_reassociate: bool) -> None:
         self.graph, self.context, self.may_reassociate = graph_module.graph, context, may_reassociate
+        self.cost = context.cost_model or CostModel()
         self.made: dict[tuple[Node, Spec], Node] = {}
         self.counts = {"dropped": 0, "merged": 0, "cancelled": 0, "composed": 0}
 
@@ -100,57 +103,42 @@ class _Folder:
         self.graph.erase_node(node)
 
     def keeps_bits(self, first: Spec, middle: Spec, last: Spec) -> bool:
-        """Whether going straight from `first` to `last` gives the bits, on every axis, of going through `middle`."""
-        return all(
-            _is_exact(a, b, c, size, self.may_reassociate)
-            for a, b, c, size in zip(first, middle, last, self.context.mesh_shape, strict=True)
-        )
+        """Whether going straight from `first` to `last` gives the bits of going through `middle`."""
+        axes = zip(first, middle, last, strict=True)
+        if any(len({placed for placed in axis if type(placed) is Pending}) > 1 for axis in axes):
+            return False
+        if self.may_reassociate:
+            return True
+        chained = self.reductions((*plan_hops(first, middle), *plan_hops(middle, last)), first, last)
+        return chained == self.reductions(plan_hops(first, last), first, last)
+
+    def reductions(self, hops: tuple[Hop, ...], first: Spec, last: Spec) -> list[Hop]:
+        """The steps whose order of additions shows in the bits.
+
+        What was not pending at first is reduced exactly (all but one coordinate hold zeros), and so is a sum of two
+        terms, unless it stays pending: then other operations may come between.
+        """
+        shape = self.context.mesh_shape
+        return [
+            hop
+            for hop in hops
+            if hop.kind in ("all_reduce", "reduce_scatter")
+            and type(first[hop.axis]) is Pending
+            and shape[hop.axis] > (2 if type(last[hop.axis]) is not Pending else 1)
+        ]
 
     def is_no_dearer(self, node: Node, first: Spec, middle: Spec, last: Spec) -> bool:
-        cost = getattr(self.context.cost_model, "redistribute_cost", None)
-        if cost is None:
-            size = tensor_bytes(value(node))
-            return _bytes_moved(size, first, last, self.context.mesh_shape) <= (
-                _bytes_moved(size, first, middle, self.context.mesh_shape)
-                + _bytes_moved(size, middle, last, self.context.mesh_shape)
-            )
-        tensor = value(node)
-        return cost(tensor, first, last) <= cost(tensor, first, middle) + cost(tensor, middle, last)
+        """Whether the direct way costs no more seconds than the two steps."""
+        size = tensor_bytes(value(node))
+        chained = self.seconds(size, first, middle) + self.seconds(size, middle, last)
+        return self.seconds(size, first, last) <= chained * (1 + 1e-9)
 
-
-def _is_exact(a: Placed, b: Placed, c: Placed, size: int, may_reassociate: bool) -> bool:
-    """One axis. Only what begins pending can lose bits: a reduction of another kind, or none at all, in its place."""
-    pending = [placed for placed in (a, b, c) if type(placed) is Pending]
-    if len(set(pending)) > 1:
-        return False
-    if type(a) is not Pending or a == b or size == 1:
-        return True
-    if type(c) is Pending:
-        return may_reassociate
-    return b == c or may_reassociate or (size == 2 and a.op in ("sum", "max", "min"))
-
-
-def _bytes_moved(size_bytes: int, source: Spec, target: Spec, mesh_shape: tuple[int, ...]) -> float:
-    """Bytes that a device sends, ring algorithms assumed, one axis after another; slicing is free.
-
-    Source: the usual ring costs (Thakur et al., 2005): gather and reduce-scatter (k-1)/k, all-reduce twice that.
-    """
-    moved = 0.0
-    for axis, (a, b) in enumerate(zip(source, target, strict=True)):
-        if a == b:
-            continue
-        local = float(size_bytes)
-        for other, count in enumerate(mesh_shape):
-            if other != axis and type(source[other]) is Split and type(target[other]) is Split:
-                local /= count
-        count = mesh_shape[axis]
-        moved += local * (count - 1) / count * _weight(a, b, count)
-    return moved
-
-
-def _weight(a: Any, b: Any, count: int) -> float:
-    if type(a) is Whole or type(b) is Pending and type(a) is not Pending:
-        return 0.0
-    if type(a) is Pending:
-        return 1.0 if type(b) is Split else 2.0
-    return 1.0 if type(b) is Whole else 1.0 / count
+    def seconds(self, size_bytes: int, source: Spec, target: Spec) -> float:
+        shape, total = self.context.mesh_shape, 0.0
+        for hop in plan_hops(source, target):
+            local = float(size_bytes)
+            for axis, placed in enumerate(hop.before):
+                if axis != hop.axis and type(placed) is Split:
+                    local /= shape[axis]
+            total += self.cost.convert(hop.source, hop.target, local, shape[hop.axis])
+        return total

@@ -11,13 +11,15 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from dtorch.errors import PassError, VerifyError
 from dtorch.ir import schema
 from dtorch.ir.liveness import peak_bytes
 from dtorch.ir.snapshot import Snapshot, take_snapshot
+from dtorch.ir.text import node_line
 from dtorch.ir.verify import verify
+from dtorch.options import logger
 from dtorch.passes.base import NUMERICS, CallablePass, Level, Pass, PassContext
 from dtorch.passes.metadata import refresh_metadata
 from dtorch.passes.pipeline import PassPipeline
@@ -26,7 +28,12 @@ from dtorch.torch_private import watch_replacements
 
 @dataclass(frozen=True)
 class PassRecord:
-    """What one pass did. `skipped` says why it did not run ("" if it did); `messages` are what it logged."""
+    """What one pass did.
+
+    `time_ms` includes metadata, verification and the snapshot. `collectives` and `peak_bytes` (arguments left out)
+    are those of the graph after the pass. `skipped` says why it did not run ("" if it did); `messages` are what it
+    logged.
+    """
 
     name: str
     level: str
@@ -78,6 +85,7 @@ class PassManager:
                 changed = True
             messages = tuple(self.context.messages[logged:])
             self.records.append(facts.record(entry, rewrites, time_ms, now, "", messages))
+            logger("passes").info("%s: %d rewrites, %.1f ms, %d nodes", entry.name, rewrites, time_ms, now.nodes)
             before, facts, total = after, now, total + rewrites
         if changed:
             graph_module.recompile()
@@ -100,7 +108,8 @@ class PassManager:
             with watch_replacements(graph_module, lambda old, new, user: origins.setdefault(new, old)):
                 rewrites = entry.run(graph_module, self.context)
         except Exception as error:
-            raise self._failure(entry, graph_module, f"raised {type(error).__name__}: {error}") from error
+            what = f"raised {type(error).__name__}: {error}{_node_at_fault(error)}"
+            raise self._failure(entry, graph_module, what) from error
         after = take_snapshot(graph_module, entry.name, entry.level)
         touched = after.changed_from(before)
         if isinstance(entry, CallablePass) and (rewrites is None or rewrites is graph_module):
@@ -114,8 +123,9 @@ class PassManager:
         if not touched:
             return rewrites, before
         try:
-            made = refresh_metadata(graph_module, before, after, entry.name, origins, self.context)
-            verify(graph_module, entry.level, self.context.signature, self.context.axis_sizes)
+            made = refresh_metadata(before, after, entry.name, origins, self.context)
+            if getattr(self.context.options, "verify", True):
+                verify(graph_module, entry.level, self.context.signature, self.context.axis_sizes)
         except VerifyError as error:
             raise self._failure(entry, graph_module, f"left an invalid graph.\n{error}", VerifyError) from error
         return rewrites, take_snapshot(graph_module, entry.name, entry.level) if made else after
@@ -137,6 +147,17 @@ class PassManager:
         except Exception as error:  # the graph may be broken beyond printing: the pass's own error matters more
             return f"The graph could not be dumped ({type(error).__name__}: {error})."
         return f"The graph as the pass left it: {path}"
+
+
+def _node_at_fault(error: BaseException) -> str:
+    """The node that the pass was looking at when it raised: the innermost frame's local variable that holds one."""
+    found, trace = None, error.__traceback__
+    while trace is not None:
+        found = next((held for held in trace.tb_frame.f_locals.values() if isinstance(held, Node)), found)
+        trace = trace.tb_next
+    if found is None:
+        return ""
+    return f"\n  while looking at {node_line(found)}\n  from {schema.where(found) or 'an unknown line'}"
 
 
 @dataclass(frozen=True)

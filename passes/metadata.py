@@ -7,7 +7,7 @@ the pass left it empty. What a pass set itself is kept.
 from __future__ import annotations
 
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from dtorch.errors import VerifyError
 from dtorch.ir import schema
@@ -18,7 +18,6 @@ from dtorch.passes.base import PassContext
 
 
 def refresh_metadata(
-    graph_module: GraphModule,
     before: Snapshot,
     after: Snapshot,
     pass_name: str,

@@ -126,7 +126,7 @@ def default_passes() -> PassPipeline:
     """The passes that DTorch runs unless told otherwise, in order."""
     from dtorch.passes.common_subexpressions import CommonSubexpressions
     from dtorch.passes.dead_code import DeadCode, DeadCollectives
-    from dtorch.passes.fold_redistributes import FoldReductions, FoldRedistributes
+    from dtorch.passes.fold_redistributes import FoldRedistributes, FoldReductions
     from dtorch.passes.remove_noops import RemoveNoops
 
     return PassPipeline(

@@ -6,7 +6,7 @@ whether it is a collective, a view, random, or has effects. No stage writes a me
 | key | levels | holds |
 |---|---|---|
 | `val` | all | FakeTensor (tuple or list of them for multi-output ops), or an int; local: at mesh coordinate 0 |
-| `spec` | global, after propagation | `Spec` (`Whole`/`Pending`/`Split` for each mesh axis); a tuple of Specs for multi-output ops |
+| `spec` | global, once propagated | a `Spec`: one placement a mesh axis; for several results a tuple of Specs |
 | `where` | all | the user's line: `file:line in function: text` |
 | `origin` | all | `(pass name, name of the node replaced or None)` on nodes that a pass made |
 | `stream` | scheduled | `"compute"` or `"comm:<axis>"` |

@@ -6,7 +6,6 @@ In: nodes or the rows of a `Snapshot`. Out: lines such as
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch.fx import Graph, Node
 
 from dtorch.ir.layout import Pending, Split, Whole
 from dtorch.ir.snapshot import Row
+from dtorch.torch_private import OpOverload
 
 _DTYPES = {
     torch.float64: "f64",
@@ -62,10 +62,8 @@ def row_line(row: Row) -> str:
 
 
 def target_text(target: Any) -> str:
-    """An op's name as written in graphs: `aten.mm.default`, `all_reduce` of `_c10d_functional` in full, `redistribute`."""
-    if target is operator.getitem:
-        return "getitem"
-    return target.__name__ if hasattr(target, "__code__") or type(target).__name__.startswith("builtin") else str(target)
+    """An op's name as written in graphs: `aten.mm.default`, `redistribute`, `getitem`; never an address."""
+    return str(target) if type(target) is OpOverload else getattr(target, "__name__", type(target).__name__)
 
 
 def value_text(value: Any) -> str:
@@ -84,7 +82,7 @@ def spec_text(spec: Any) -> str:
     """`[R, S(0)]`; a tuple of specs for a node with several results."""
     if spec is None:
         return ""
-    if all(isinstance(placed, (Whole, Pending, Split)) for placed in spec):
+    if spec and all(isinstance(placed, (Whole, Pending, Split)) for placed in spec):
         return f"[{', '.join(map(repr, spec))}]"
     return f"({', '.join(spec_text(each) or '-' for each in spec)})"
 

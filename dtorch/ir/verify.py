@@ -148,7 +148,8 @@ class _Checker:
         elif target is operator.getitem:
             self.check_getitem(node)
         elif isinstance(schema.value(node), torch.Tensor):
-            fail(node, f"{getattr(target, '__name__', target)!r} is not an ATen overload, getitem or an op of dtorch.ir.ops")
+            name = getattr(target, "__name__", type(target).__name__)
+            fail(node, f"{name} is not an ATen overload, getitem or an op of dtorch.ir.ops")
 
     def check_collective(self, node: Node) -> None:
         if self.level == "global":
@@ -224,7 +225,8 @@ class _Checker:
         if not isinstance(spec, tuple) or not all(isinstance(placed, schema.PLACEMENT_CLASSES) for placed in spec):
             fail(node, f'has no placement: meta["spec"] is {spec!r}')
         if self.axis_sizes is not None and len(spec) != len(self.axis_sizes):
-            fail(node, f"its placement {spec_text(spec)} is for {len(spec)} mesh axes; the mesh has {len(self.axis_sizes)}")
+            axes = f"{len(spec)} mesh axes; the mesh has {len(self.axis_sizes)}"
+            fail(node, f"its placement {spec_text(spec)} is for {axes}")
         for placed in spec:
             if type(placed) is not Split:
                 continue

@@ -83,8 +83,9 @@ def _check_storage(node: Node, fail: Fail) -> None:
         fail(node, f'has storage "{storage}"; inputs of the graph, and only they, are "argument"')
     if storage == "view" and schema.alias_source(node) is None:
         fail(node, f'has storage "view", but {node.target} makes a value of its own')
-    if (storage == "inplace") != bool(_written(node)):
-        fail(node, f'has storage "{storage}", but {node.target} {"writes" if _written(node) else "does not write"} in place')
+    writes = bool(_written(node))
+    if (storage == "inplace") != writes:
+        fail(node, f'has storage "{storage}", but {node.target} {"writes" if writes else "does not write"} in place')
 
 
 def _written(node: Node) -> list[Node]:
