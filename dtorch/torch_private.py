@@ -291,3 +291,63 @@ def tree_unflatten(leaves: list[Any], spec: Any) -> Any:
     from torch.utils import _pytree
 
     return _pytree.tree_unflatten(leaves, spec)
+
+
+# --- for the runtime: the state a plan runs under, and the builtins behind ATen overloads -------------------------
+
+
+@contextmanager
+def plain_execution() -> Iterator[None]:
+    """Run kernels as they are: no autograd recorded, no function modes or subclasses asked, no autocast."""
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+                yield
+        else:
+            yield
+
+
+@lru_cache(maxsize=1)
+def native_functions() -> dict[str, Callable[..., Any]]:
+    """Builtins that parse to the very same overload as the kernel they are listed for, and skip `OpOverload`'s cost."""
+    nn, tensor = torch._C._nn, torch.Tensor
+    return {
+        "aten.linear.default": nn.linear,
+        "aten.add.Tensor": torch.add,
+        "aten.sub.Tensor": torch.sub,
+        "aten.mul.Tensor": torch.mul,
+        "aten.div.Tensor": torch.div,
+        "aten.neg.default": torch.neg,
+        "aten.rsqrt.default": torch.rsqrt,
+        "aten.relu.default": torch.relu,
+        "aten.tanh.default": torch.tanh,
+        "aten.sigmoid.default": torch.sigmoid,
+        "aten.silu.default": nn.silu,
+        "aten.gelu.default": nn.gelu,
+        "aten.mm.default": torch.mm,
+        "aten.bmm.default": torch.bmm,
+        "aten.matmul.default": torch.matmul,
+        "aten.reshape.default": torch.reshape,
+        "aten.view.default": tensor.view,
+        "aten.transpose.int": torch.transpose,
+        "aten.permute.default": torch.permute,
+        "aten.unsqueeze.default": torch.unsqueeze,
+        "aten.expand.default": tensor.expand,
+        "aten.cat.default": torch.cat,
+        "aten.embedding.default": torch.embedding,
+        "aten.scaled_dot_product_attention.default": nn.scaled_dot_product_attention,
+    }
+
+
+def lazy_graph_module(graph: torch.fx.Graph) -> torch.fx.GraphModule:
+    """A GraphModule whose Python code is generated at its first call, not now."""
+    from torch.fx._lazy_graph_module import _LazyGraphModule
+
+    return _LazyGraphModule(torch.nn.Module(), graph)
+
+
+def compiled_code_runs_eagerly() -> Any:
+    """A context in which functions under torch.compile run as written, or None where torch.compile is not in use."""
+    import sys
+
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else None

@@ -15,8 +15,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from dtorch.ir.signature import Signature
-from dtorch.sharding.factors import Mapping
-from dtorch.sharding.rules import Alternatives, mappings_of
+from dtorch.sharding.factors import Alternatives, Mapping
+from dtorch.sharding.rules import mappings_of
 from dtorch.torch_private import schema_facts
 
 

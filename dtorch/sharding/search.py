@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dtorch.ir.cost import CostModel
-from dtorch.ir.layout import WHOLE, Pending, Placed, Split
+from dtorch.ir.layout import WHOLE, Placed, Split
 from dtorch.sharding.moves import At, Axis, Free, Move, Strategy, moves
 from dtorch.sharding.problem import Problem, Step
 
@@ -131,9 +131,8 @@ def _settle(axis: Axis, at: At | Free, partner: int | None, where: dict[int, int
         home = entries[where[partner]]
         home = home.options[0] if type(home) is Free else home[0]
         return min(axis.cost.convert(source, home, size, axis.size) for source in at)
-    if any(type(placed) is not Pending for placed in at):
-        return 0.0
-    return axis.cost.convert(at[0], WHOLE, size, axis.size)
+    # Whoever reads a result wants all of it: a cut one is left cut, but fetching it costs a gather.
+    return min(axis.cost.convert(source, WHOLE, size, axis.size) for source in at)
 
 
 def _last_uses(problem: Problem, tied: dict[int, int]) -> tuple[dict[int, int], set[int]]:

@@ -1,0 +1,83 @@
+"""What every runtime offers: keep values on a mesh's devices, load plans, run them, fetch results.
+
+The simulated runtime (`simulate.py`) and, on real devices, the cluster of workers implement the same interface;
+nothing above it knows which one it talks to. A runtime decides nothing: order, streams and buffers are the plan's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dtorch.ir.layout import Spec
+from dtorch.ir.plan import Plan
+
+
+class RemoteValue:
+    """A tensor that lives on the devices of one mesh: metadata here, bytes there. Freed with its last reference."""
+
+    __slots__ = ("shape", "dtype", "spec", "data", "runtime", "requires_grad", "__weakref__")
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        spec: Spec,
+        data: Any,
+        requires_grad: bool = False,
+    ) -> None:
+        self.runtime, self.shape, self.dtype, self.spec, self.data = runtime, shape, dtype, spec, data
+        self.requires_grad = requires_grad
+
+    def fetch(self) -> torch.Tensor:
+        """The logical value as one host tensor (a copy)."""
+        return self.runtime.fetch(self)
+
+    def __repr__(self) -> str:
+        return f"RemoteValue({self.shape}, {str(self.dtype).removeprefix('torch.')}, {list(self.spec)})"
+
+
+class LoadedPlan(ABC):
+    """A plan that the devices know; `run` takes data in input order and gives data in output order."""
+
+    plan: Plan
+
+    @abstractmethod
+    def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Run once. `inputs[i]` is the data of a RemoteValue placed as the plan's input i says, or what `place` gave."""
+
+
+class Runtime(ABC):
+    """The devices of one mesh."""
+
+    mesh_shape: tuple[int, ...]
+
+    @abstractmethod
+    def load(self, plan: Plan) -> LoadedPlan:
+        """Make a plan known to the devices; once for each plan."""
+
+    @abstractmethod
+    def place(self, tensor: torch.Tensor, spec: Spec, copy: bool = True) -> Any:
+        """Data for a RemoteValue: the parts of a full host tensor. Without `copy` it may share the tensor's bytes."""
+
+    @abstractmethod
+    def gather(self, data: Any, shape: tuple[int, ...], dtype: torch.dtype, spec: Spec) -> torch.Tensor:
+        """One host tensor from data placed as `spec`; shares bytes only where the data is one whole tensor."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free everything."""
+
+    def put(self, tensor: torch.Tensor, spec: Spec, copy: bool = True) -> RemoteValue:
+        """Place a host tensor and hold it as a RemoteValue."""
+        data = self.place(tensor, spec, copy)
+        return RemoteValue(self, tuple(tensor.shape), tensor.dtype, spec, data, tensor.requires_grad)
+
+    def fetch(self, value: RemoteValue) -> torch.Tensor:
+        """The logical value of a RemoteValue as a host tensor of its own."""
+        result = self.gather(value.data, value.shape, value.dtype, value.spec)
+        return result.clone() if result is value.data else result

@@ -1,0 +1,93 @@
+"""Devices simulated in the process: all coordinates of a mesh run one plan in lockstep, instruction by instruction.
+
+In: plans and host tensors. Out: results. Nothing is started and nothing can deadlock; a mesh of hundreds of
+devices is fine. A value that is equal along a mesh axis is kept and computed once for the whole axis: `data` is
+one tensor where it varies along no axis, else a list over the coordinates of the axes along which it varies.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dtorch.ir.layout import Pending, Spec, Split, Whole, put_local, take_local
+from dtorch.ir.plan import Plan
+from dtorch.runtime.base import LoadedPlan, Runtime
+from dtorch.runtime.kernels import reduce_parts
+from dtorch.runtime.lockstep import compile_lockstep, varying_axes
+from dtorch.torch_private import plain_execution
+
+
+class SimulatedPlan(LoadedPlan):
+    """A plan compiled to one Python function for all coordinates."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.function, self.source = compile_lockstep(plan)
+
+    def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Run all coordinates once."""
+        with plain_execution():
+            return self.function(*inputs)
+
+
+class SimulatedRuntime(Runtime):
+    """A mesh of `mesh_shape` devices, all of them this process's `device`."""
+
+    def __init__(self, mesh_shape: tuple[int, ...], device: torch.device | None = None) -> None:
+        self.mesh_shape = tuple(mesh_shape)
+        self.device = device or torch.device("cpu")
+
+    def load(self, plan: Plan) -> SimulatedPlan:
+        """Compile a plan for this mesh."""
+        return SimulatedPlan(plan)
+
+    def place(self, tensor: torch.Tensor, spec: Spec, copy: bool = True) -> Any:
+        """Cut a full host tensor; parts have memory of their own when `copy`."""
+        grad = tensor.requires_grad
+        source = tensor.detach()
+        if source.device != self.device:
+            source, copy = source.to(self.device), False
+        axes = varying_axes(spec, self.mesh_shape)
+        if not axes:
+            whole = source.clone() if copy else source
+            return whole.requires_grad_() if grad and whole is not tensor else whole
+        parts = []
+        for coordinate in self._coordinates(axes):
+            part = take_local(source, spec, self.mesh_shape, coordinate)
+            if any(type(placed) is Pending and coordinate[axis] for axis, placed in enumerate(spec)):
+                part = torch.zeros_like(part)
+            elif copy or not part.is_contiguous():
+                part = part.clone(memory_format=torch.contiguous_format)
+            parts.append(part.requires_grad_() if grad else part)
+        return parts
+
+    def gather(self, data: Any, shape: tuple[int, ...], dtype: torch.dtype, spec: Spec) -> torch.Tensor:
+        """Put parts together; a value that is whole everywhere is returned as it is."""
+        axes = varying_axes(spec, self.mesh_shape)
+        if not axes:
+            return data.detach()
+        cut = tuple(placed if type(placed) is Split else Whole() for placed in spec)
+        pending = [(axis, placed) for axis, placed in enumerate(spec) if type(placed) is Pending and axis in axes]
+        if len(axes) == 1 and type(spec[axes[0]]) is Split and spec[axes[0]].outer == 1:
+            return torch.cat([part.detach() for part in data], spec[axes[0]].dim)
+        full = torch.empty(shape, dtype=dtype, device=data[0].device)
+        by_cut: dict[tuple[int, ...], list[torch.Tensor]] = {}
+        for coordinate, part in zip(self._coordinates(axes), data):
+            key = tuple(c if type(p) is Split else 0 for c, p in zip(coordinate, spec))
+            by_cut.setdefault(key, []).append(part.detach())
+        for coordinate, parts in by_cut.items():
+            whole = parts[0] if not pending else reduce_parts(parts, pending[0][1].op)
+            put_local(full, whole, cut, self.mesh_shape, coordinate)
+        return full
+
+    def _coordinates(self, axes: tuple[int, ...]) -> list[tuple[int, ...]]:
+        ranges = [range(self.mesh_shape[axis]) if axis in axes else (0,) for axis in range(len(self.mesh_shape))]
+        return list(itertools.product(*ranges))
+
+    def close(self) -> None:
+        """Nothing outlives its references."""
+
