@@ -6,7 +6,7 @@ from pathlib import Path
 
 # Before anything imports transformers or dtorch.
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
-for variable in [name for name in os.environ if name.startswith("DTORCH_")]:
+for variable in [name for name in os.environ if name.startswith("DTORCH_") and name != "DTORCH_ACCEPT"]:
     del os.environ[variable]
 sys.path.insert(0, str(Path(__file__).parent))
 
