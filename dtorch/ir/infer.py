@@ -7,7 +7,6 @@ on the mesh coordinate are those of coordinate 0, as everywhere in local graphs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch.fx import Node, map_arg
 from dtorch.ir.layout import local_bounds
 from dtorch.ir.ops import integer, keep_first, local_begin, local_size, redistribute
 from dtorch.ir.schema import value
+from dtorch.torch_private import fake_execution
 
 _INTEGER = {
     "add": lambda a, b: a + b,
@@ -39,7 +39,7 @@ def infer_value(node: Node, axis_sizes: Mapping[str, int] | None = None) -> Any:
     mode = next((v.fake_mode for v in map(value, node.all_input_nodes) if hasattr(v, "fake_mode")), None)
     if mode is None:
         mode = next((value(n).fake_mode for n in node.graph.nodes if hasattr(value(n), "fake_mode")), None)
-    with mode if mode is not None else nullcontext(), torch.no_grad():
+    with mode if mode is not None else fake_execution(), torch.no_grad():
         return node.target(*args, **kwargs)
 
 
