@@ -139,8 +139,10 @@ def _own_rule(op: Any) -> Rule | None:
 
 def mappings_of(
     op: Any, args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any]
-) -> tuple[tuple[Mapping | Alternatives, ...], str]:
+) -> tuple[tuple[Mapping, ...] | Alternatives, str]:
     """The mappings of one call (the main one first) and their source: "user", "own", "torch" or "replicate".
+
+    From torch's tables come `Alternatives`: strategies that are no mapping.
 
     `args` and `kwargs` hold metadata (shape, dtype, stride) in place of tensors, `outputs` is that of the results.
     """
@@ -161,7 +163,7 @@ def mappings_of(
             return tuple(_reorder(mapping, order) for mapping in found) if order else found, source
     alternatives = fallback.alternatives_of(op, args, kwargs, len(tensors), len(outputs)) if order is None else None
     if alternatives is not None:
-        return (alternatives,), "torch"
+        return alternatives, "torch"
     return (replicated(call),), "replicate"
 
 
