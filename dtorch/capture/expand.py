@@ -1,0 +1,365 @@
+"""What one torch function does: its results' metadata and aliasing (probe), and its functional ATen graph (expansion).
+
+In: a function, its arguments with `Ref`s for tensors, the tensors' metadata, the ambient state. Out: `Operation`s, cached
+for the process by all of these; no tensor data is looked at.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dtorch import torch_private
+from dtorch.capture.symbol import TensorMeta, meta_of
+from dtorch.errors import CaptureError
+
+aten = torch.ops.aten
+CACHE_ENTRIES = 16384
+
+
+class Ref:
+    """Stands for tensor number `index` in argument templates. One object for each index."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def __repr__(self) -> str:
+        return f"%{self.index}"
+
+
+_REFS: list[Ref] = []
+
+
+def ref(index: int) -> Ref:
+    """The one `Ref` of an index."""
+    while len(_REFS) <= index:
+        _REFS.append(Ref(len(_REFS)))
+    return _REFS[index]
+
+
+def fill(template: Any, values: Sequence[Any]) -> Any:
+    """The template with every `Ref` replaced by the value of that number."""
+    kind = type(template)
+    if kind is Ref:
+        return values[template.index]
+    if kind is tuple:
+        return tuple([fill(item, values) for item in template])
+    if kind is list:
+        return [fill(item, values) for item in template]
+    if kind is dict:
+        return {key: fill(item, values) for key, item in template.items()}
+    if kind is slice:
+        return slice(fill(template.start, values), fill(template.stop, values), fill(template.step, values))
+    return template
+
+
+@dataclass(frozen=True)
+class Step:
+    """One ATen call of an expansion. Arguments hold `Ref`s: first the operation's tensors, then earlier steps."""
+
+    target: Callable[..., Any]
+    args: tuple
+    kwargs: dict[str, Any]
+    val: Any
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """An operation as ATen calls. `outputs`: refs of the operation's new tensor results, then of new values of mutated
+    inputs. `constants`: tensors that the function's own code made, numbered after the operation's tensors."""
+
+    steps: tuple[Step, ...]
+    outputs: tuple[Any, ...]
+    constants: tuple[torch.Tensor, ...] = ()
+    random: str | None = None
+
+
+SELF, VIEW = "self", "view"
+
+
+@dataclass
+class Operation:
+    """One torch function on arguments of given metadata, under one ambient state."""
+
+    function: Callable[..., Any]
+    args: tuple
+    kwargs: dict[str, Any]
+    metas: tuple[TensorMeta, ...]
+    results: list[Any] = field(default_factory=list)  # a TensorMeta for each tensor, other values as they are
+    spec: Any = None
+    aliases: list[tuple[str, int] | None] = field(default_factory=list)
+    mutated: tuple[int, ...] = ()
+    expansion: Expansion | None = None
+    scatters: dict[int, tuple[int, Expansion]] = field(default_factory=dict)
+
+    def probe(self) -> None:
+        """Run once on fakes: metadata, which inputs are written (by version), what aliases what (by storage)."""
+        fakes = [meta.fake() for meta in self.metas]
+        versions = [torch_private.version_of(tensor) for tensor in fakes]
+        with torch_private.fake_execution():
+            result = self.function(*fill(self.args, fakes), **fill(self.kwargs, fakes))
+        self.mutated = tuple(i for i, tensor in enumerate(fakes) if torch_private.version_of(tensor) != versions[i])
+        for i in self.mutated:
+            if meta_of(fakes[i]) is not self.metas[i]:
+                raise CaptureError(
+                    f"{name_of(self.function)} changes the shape or strides of a tensor in place "
+                    f"({self.metas[i]} to {meta_of(fakes[i])}), which a graph cannot hold. Use the form that returns a new tensor."
+                )
+        flat, self.spec = torch_private.tree_flatten(result)
+        storages = {torch_private.storage_id(tensor): i for i, tensor in reversed(list(enumerate(fakes)))}
+        for value in flat:
+            if not isinstance(value, torch.Tensor):
+                self.results.append(value)
+                self.aliases.append(None)
+                continue
+            self.results.append(meta_of(value))
+            same = next((i for i, tensor in enumerate(fakes) if tensor is value), None)
+            if same is not None:
+                self.aliases.append((SELF, same))
+            else:
+                base = storages.get(torch_private.storage_id(value))
+                self.aliases.append(None if base is None else (VIEW, base))
+
+    def expand(self) -> Expansion:
+        """The functional ATen calls; traced at the first use, under the ambient state of that use."""
+        if self.expansion is None:
+
+            def run(*tensors: torch.Tensor) -> tuple:
+                result = self.function(*fill(self.args, tensors), **fill(self.kwargs, tensors))
+                flat = torch_private.tree_flatten(result)[0]
+                new = [
+                    value
+                    for value, alias in zip(flat, self.aliases, strict=True)
+                    if isinstance(value, torch.Tensor) and not (alias and alias[0] == SELF)
+                ]
+                return (*new, *(tensors[i] for i in self.mutated))
+
+            self.expansion = traced(run, self.metas, name_of(self.function))
+        return self.expansion
+
+    def scatter(self, position: int) -> Expansion:
+        """New value of the base from (tensors..., new value of the view that is result `position`)."""
+        found = self.scatters.get(position)
+        if found is None:
+            base = self.aliases[position][1]  # type: ignore[index]
+
+            def run(*tensors: torch.Tensor) -> tuple:
+                *inputs, value = tensors
+                result = self.function(*fill(self.args, inputs), **fill(self.kwargs, inputs))
+                torch_private.tree_flatten(result)[0][position].copy_(value)
+                return (inputs[base],)
+
+            metas = (*self.metas, self.results[position])
+            found = base, traced(run, metas, f"write through {name_of(self.function)}")
+            self.scatters[position] = found
+        return found[1]
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """A readable name of a torch function, for messages."""
+    owner = getattr(function, "__self__", None)
+    name = getattr(function, "__name__", None) or str(function)
+    if name in ("__get__", "__set__") and owner is not None:
+        return f"Tensor.{getattr(owner, '__name__', owner)}"
+    return name
+
+
+_OPERATIONS: OrderedDict[Any, Operation] = OrderedDict()
+
+
+def operation(
+    key: Any, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any], metas: tuple[TensorMeta, ...]
+) -> Operation:
+    """The probed operation for a key (None: not cacheable); probing may raise a data-dependent exception."""
+    if key is not None:
+        found = _OPERATIONS.get(key)
+        if found is not None:
+            _OPERATIONS.move_to_end(key)
+            return found
+    made = Operation(function, args, kwargs, metas)
+    made.probe()
+    if key is not None:
+        _OPERATIONS[key] = made
+        if len(_OPERATIONS) > CACHE_ENTRIES:
+            _OPERATIONS.popitem(last=False)
+    return made
+
+
+def traced(function: Callable[..., tuple], metas: Sequence[TensorMeta], name: str) -> Expansion:
+    """Trace a function of tensors to clean functional steps."""
+    graph_module = torch_private.trace_functional(function, [meta.fake() for meta in metas])
+    return _Cleaner(graph_module, len(metas), name).expansion()
+
+
+DROPPED = {
+    aten.detach.default,
+    aten.alias.default,
+    aten.lift_fresh.default,
+    aten.lift_fresh_copy.default,
+    aten.detach_copy.default,
+    aten.alias_copy.default,
+}
+
+
+class _Cleaner:
+    """Turns a traced graph into steps: no-ops and assertions go, scalar constants become `full`, dead steps go."""
+
+    def __init__(self, graph_module: torch.fx.GraphModule, inputs: int, name: str) -> None:
+        self.module, self.name = graph_module, name
+        self.steps: list[Step] = []
+        self.random: str | None = None
+        self.values: dict[torch.fx.Node, Any] = {}
+        self.attributes = {
+            node: getattr(graph_module, node.target) for node in graph_module.graph.nodes if node.op == "get_attr"
+        }
+        stored = [node for node, value in self.attributes.items() if value.dim() > 0]
+        self.constants = tuple(self.attributes[node] for node in stored)
+        self.values.update({node: ref(inputs + i) for i, node in enumerate(stored)})
+        self.given = inputs + len(stored)
+
+    def expansion(self) -> Expansion:
+        placeholders = 0
+        outputs: tuple = ()
+        for node in self.module.graph.nodes:
+            if node.op == "placeholder":
+                self.values[node] = ref(placeholders)
+                placeholders += 1
+            elif node.op == "get_attr":
+                self._constant(node)
+            elif node.op == "output":
+                outputs = tuple(self._read(item) for item in node.args[0])
+            else:
+                self._call(node)
+        return self._without_dead(outputs)
+
+    def _read(self, item: Any) -> Any:
+        """Arguments of a traced node as a template: `Ref`s for nodes, plain lists for fx's immutable ones."""
+        if isinstance(item, torch.fx.Node):
+            return self.values[item]
+        if isinstance(item, tuple):
+            return tuple(self._read(child) for child in item)
+        if isinstance(item, list):
+            return [self._read(child) for child in item]
+        if isinstance(item, dict):
+            return {key: self._read(child) for key, child in item.items()}
+        if isinstance(item, slice):
+            return slice(self._read(item.start), self._read(item.stop), self._read(item.step))
+        return item
+
+    def _emit(self, node: torch.fx.Node, target: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        val = node.meta.get("val")
+        self.steps.append(Step(target, args, kwargs, val))
+        self.values[node] = ref(self.given + len(self.steps) - 1)
+
+    def _constant(self, node: torch.fx.Node) -> None:
+        value = self.attributes[node]
+        if value.dim() == 0:  # a Python number that torch made a tensor of: say so, instead of carrying data
+            kwargs = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
+            meta = meta_of(value)
+            self.steps.append(Step(aten.full.default, ([], value.item()), kwargs, meta.fake()))
+            self.values[node] = ref(self.given + len(self.steps) - 1)
+
+    def _scalar(self, item: Any) -> torch.Tensor | None:
+        """The 0-d constant behind a node, through copies."""
+        while isinstance(item, torch.fx.Node) and item.target in DROPPED:
+            item = item.args[0]
+        value = self.attributes.get(item) if isinstance(item, torch.fx.Node) else None
+        return value if value is not None and value.dim() == 0 else None
+
+    def _call(self, node: torch.fx.Node) -> None:
+        target = node.target
+        if target in DROPPED:
+            self.values[node] = self._read(node.args[0])
+            return
+        if target is aten._assert_tensor_metadata.default:
+            return
+        if target is aten.copy.default and _same_metadata(node, node.args[1]):
+            self.values[node] = self._read(node.args[1])
+            return
+        if target is aten.copy_.default and node.args[0].op == "placeholder":
+            self.values[node] = self._read(node.args[1])
+            return
+        if is_inactive_dropout(target, node.args):
+            self.values[node] = self._read(node.args[0])
+            return
+        scalar = self._scalar(node.args[1]) if target is aten.fill.Tensor else None
+        if scalar is not None:
+            self._emit(node, aten.fill.Scalar, (self._read(node.args[0]), scalar.item()), {})
+            return
+        if target is not operator.getitem:
+            self._refuse_unfit(node)
+        self._emit(node, target, self._read(node.args), self._read(node.kwargs))
+
+    def _refuse_unfit(self, node: torch.fx.Node) -> None:
+        target = node.target
+        if not isinstance(target, torch_private.OpOverload):
+            raise CaptureError(f"{self.name} expands to {target}, which is no ATen operator, so no graph can hold it.")
+        if torch_private.draws_random_numbers(target) and draws(target, node.args, node.kwargs):
+            self.random = str(target)
+        if torch_private.schema_facts(target).mutates:
+            raise CaptureError(
+                f"{self.name} expands to {target}, which writes in place and has no functional form. "
+                "Use an operation that returns a new tensor."
+            )
+
+    def _without_dead(self, outputs: tuple) -> Expansion:
+        live: set[int] = set()
+        collect_refs(outputs, live)
+        for i in range(len(self.steps) - 1, -1, -1):
+            if self.given + i in live:
+                collect_refs((self.steps[i].args, self.steps[i].kwargs), live)
+        moved: list[Any] = [ref(i) for i in range(self.given)]
+        steps: list[Step] = []
+        for i, step in enumerate(self.steps):
+            moved.append(ref(self.given + len(steps)))
+            if self.given + i in live:
+                steps.append(Step(step.target, fill(step.args, moved), fill(step.kwargs, moved), step.val))
+        return Expansion(tuple(steps), fill(outputs, moved), self.constants, self.random)
+
+
+def collect_refs(template: Any, into: set[int]) -> None:
+    """Add the numbers of all `Ref`s in a template to `into`."""
+    kind = type(template)
+    if kind is Ref:
+        into.add(template.index)
+    elif kind is tuple or kind is list:
+        for item in template:
+            collect_refs(item, into)
+    elif kind is dict:
+        for item in template.values():
+            collect_refs(item, into)
+
+
+def _same_metadata(node: torch.fx.Node, other: Any) -> bool:
+    first, second = node.meta.get("val"), getattr(other, "meta", {}).get("val")
+    return isinstance(second, torch.Tensor) and meta_of(first) is meta_of(second)
+
+
+def is_inactive_dropout(target: Any, args: Sequence[Any]) -> bool:
+    """Whether this is a dropout composite that hands its input on (evaluation, or probability zero)."""
+    kinds = (
+        aten.dropout.default,
+        aten.feature_dropout.default,
+        aten.alpha_dropout.default,
+        aten.feature_alpha_dropout.default,
+    )
+    return target in kinds and (not args[2] or args[1] == 0)
+
+
+def draws(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a call of an operator that can draw random numbers does so with these arguments."""
+    name = target.overloadpacket.__name__
+    if "scaled_dot_product" in name:
+        given = dict(zip(torch_private.argument_names(target), args, strict=False)) | kwargs
+        return given.get("dropout_p", 0.0) != 0.0
+    if name in ("lstm", "gru", "rnn_tanh", "rnn_relu", "native_dropout", "rrelu"):
+        given = dict(zip(torch_private.argument_names(target), args, strict=False)) | kwargs
+        return bool(given.get("train", given.get("training", True))) and given.get("dropout", 1.0) != 0.0
+    return True

@@ -1,0 +1,142 @@
+"""The host copy of a model: its modules with symbols in place of parameters and buffers, to be run for capture.
+
+In: the user's model, which is not touched. Out: a `Host` that captures of any number of input shapes reuse.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dtorch.capture.record import Origin, Recorder
+from dtorch.capture.symbol import Tensor, make, meta_of
+from dtorch.errors import CaptureError
+
+
+@dataclass
+class Slot:
+    """Where a module holds an input: `module._parameters[name]` or `module._buffers[name]`."""
+
+    module: torch.nn.Module
+    store: dict[str, Any]
+    name: str
+    symbol: Tensor
+
+
+@dataclass
+class Host:
+    """A copy of a model that holds symbols. `names`: qualified names of its modules, by id."""
+
+    module: torch.nn.Module
+    device: torch.device | None
+    symbols: list[Tensor]
+    slots: list[Slot] = field(default_factory=list)
+    names: dict[int, str] = field(default_factory=dict)
+
+    def bind(self, recorder: Recorder) -> None:
+        """Make the weights inputs of a new capture."""
+        for symbol in self.symbols:
+            recorder.adopt(symbol)
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Afterwards, attributes, parameters and buffers are what they were: a capture leaves no symbols behind."""
+        before = [(module, dict(module.__dict__)) for module in self.module.modules()]
+        try:
+            yield
+        finally:
+            for module, attributes in before:
+                if module.__dict__ != attributes if _comparable(module, attributes) else True:
+                    module.__dict__.clear()
+                    module.__dict__.update(attributes)
+            for slot in self.slots:
+                slot.store[slot.name] = slot.symbol
+
+    def reassigned(self) -> list[tuple[Tensor, torch.Tensor]]:
+        """Inputs whose place in the module now holds another tensor, with that tensor."""
+        found = []
+        for slot in self.slots:
+            now = slot.store.get(slot.name)
+            if now is not slot.symbol:
+                if now is None:
+                    raise CaptureError(
+                        f"the forward removes {slot.symbol.origin.target}; a captured model keeps its buffers and parameters."
+                    )
+                found.append((slot.symbol, now))
+        return found
+
+
+def _comparable(module: torch.nn.Module, attributes: dict[str, Any]) -> bool:
+    """Whether the attributes are the same objects as before (then there is nothing to restore)."""
+    now = module.__dict__
+    return not (len(now) == len(attributes) and all(now.get(key) is value for key, value in attributes.items()))
+
+
+def make_host(model: torch.nn.Module, device: torch.device | str | None = None) -> Host:
+    """Copy a model's modules with symbols for parameters and buffers: ties stay ties, hooks stay.
+
+    device: where the symbols say they are (a mesh's device type); None: where the model's tensors are.
+    """
+    device = torch.device(device) if device is not None else None
+    names: dict[int, list[str]] = {}
+    tensors: dict[int, tuple[torch.Tensor, str]] = {}
+    for kind, found in (
+        ("weight", model.named_parameters(remove_duplicate=False)),
+        ("buffer", model.named_buffers(remove_duplicate=False)),
+    ):
+        for name, tensor in found:
+            names.setdefault(id(tensor), []).append(name)
+            tensors.setdefault(id(tensor), (tensor, kind))
+    memo: dict[int, Any] = {}
+    symbols: list[Tensor] = []
+    for key, (tensor, kind) in tensors.items():
+        target, *tied = names[key]
+        memo[key] = symbol = _weight_symbol(tensor, kind, target, tuple(tied), device)
+        symbols.append(symbol)
+    _share_configs(model, memo)
+    host = Host(_copied(model, memo), device, symbols)
+    host.names = {id(module): name for name, module in host.module.named_modules()}
+    for module in host.module.modules():
+        for store in (module._parameters, module._buffers):
+            host.slots += [Slot(module, store, name, value) for name, value in store.items() if isinstance(value, Tensor)]
+    return host
+
+
+def _weight_symbol(
+    tensor: torch.Tensor, kind: Any, target: str, tied: tuple[str, ...], device: torch.device | None
+) -> Tensor:
+    symbol = make(meta_of(tensor, device), None, requires_grad=tensor.requires_grad)
+    symbol.origin = Origin(kind, target, target, tensor.requires_grad, tied)
+    symbol.__dict__.update(getattr(tensor, "__dict__", {}))
+    if isinstance(tensor, torch.nn.Parameter):
+        symbol._is_param = True  # what isinstance(symbol, nn.Parameter) looks at
+    return symbol
+
+
+def _share_configs(model: torch.nn.Module, memo: dict[int, Any]) -> None:
+    """Configurations are read, not changed: the copy refers to the same ones."""
+    for module in model.modules():
+        for name in ("config", "generation_config"):
+            config = module.__dict__.get(name)
+            if config is not None:
+                memo[id(config)] = config
+
+
+def _copied(model: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
+    limit = sys.getrecursionlimit()
+    try:
+        sys.setrecursionlimit(max(limit, 10_000))
+        return copy.deepcopy(model, dict(memo))
+    except (TypeError, NotImplementedError, RuntimeError) as error:
+        raise CaptureError(
+            f"{type(model).__name__} cannot be copied for capture ({type(error).__name__}: {error}). An attribute of one of its "
+            "modules refuses copy.deepcopy: remove it, or give its class a __deepcopy__."
+        ) from error
+    finally:
+        sys.setrecursionlimit(limit)

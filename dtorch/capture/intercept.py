@@ -1,0 +1,277 @@
+"""What stands between the model's Python code and the recorder: factories, value reads and the few functions with their own way.
+
+In: every torch function called while a forward is captured (a TorchFunctionMode). Out: recorded calls, values read, or the plain
+function run, when no captured tensor takes part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from dtorch import torch_private
+from dtorch.capture.reads import host_value
+from dtorch.capture.record import Recorder, Scan
+from dtorch.capture.symbol import GETTERS, Tensor
+from dtorch.errors import CaptureError
+
+Special = Callable[[Recorder, Any, tuple, dict[str, Any]], Any]
+_NOT_SPECIAL = object()  # a special form found that the call is an ordinary one
+
+
+class Intercept(TorchFunctionMode):
+    """Hands the torch functions of one capture to its recorder."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return intercepted(self.recorder, func, args, kwargs or {})
+
+
+def intercepted(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Run one torch function during a capture."""
+    if func in GETTERS and args and isinstance(args[0], Tensor):
+        return GETTERS[func](*args, **kwargs)
+    special = SPECIAL.get(func)
+    if special is not None:
+        result = special(recorder, func, args, kwargs)
+        if result is not _NOT_SPECIAL:
+            return result
+    scan = Scan(args, kwargs)
+    if not scan.symbolic and func not in FACTORIES:
+        return func(*args, **kwargs)
+    if any(torch_private.is_batched(tensor) for tensor in scan.tensors):
+        with torch_private.without_torch_function():  # inside vmap: its rules unwrap, and call `dispatch`
+            return func(*args, **kwargs)
+    try:
+        return recorder.call(func, args, kwargs, scan)
+    except torch_private.data_dependent_exceptions():
+        return _on_host(recorder, func, args, kwargs)
+
+
+def call(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """A torch function on a symbol while no capture listens (the mode was left, or the symbol outlived its capture)."""
+    recorder = next((tensor.recorder for tensor in Scan(args, kwargs).tensors if isinstance(tensor, Tensor)), None)
+    if recorder is None or recorder.finished:
+        raise CaptureError(
+            f"{getattr(func, '__name__', func)} on a tensor of a captured model outside its capture: it has no value. "
+            "Use the original module's tensors, or the compiled module's results."
+        )
+    return intercepted(recorder, func, args, kwargs)
+
+
+def dispatch(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """An ATen operator that reached a symbol past torch functions (vmap, C++ callers)."""
+    return call(func, args, kwargs)
+
+
+def _symbols_to_numbers(recorder: Recorder, item: Any, what: str) -> Any:
+    """Nested arguments with every captured integer scalar replaced by its value."""
+    if isinstance(item, Tensor) and item.dim() == 0 and not item.is_floating_point() and not item.is_complex():
+        return host_value(recorder, item, what).item()
+    if type(item) in (list, tuple):
+        return type(item)(_symbols_to_numbers(recorder, child, what) for child in item)
+    if type(item) is slice:
+        return slice(*(_symbols_to_numbers(recorder, child, what) for child in (item.start, item.stop, item.step)))
+    if type(item) is dict:
+        return {key: _symbols_to_numbers(recorder, child, what) for key, child in item.items()}
+    return item
+
+
+def _on_host(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """A call whose result's shape, or whose meaning, depends on data: first by its scalars, else whole."""
+    what = getattr(func, "__name__", str(func))
+    scalars, keywords = _symbols_to_numbers(recorder, args, what), _symbols_to_numbers(recorder, kwargs, what)
+    if len(Scan(scalars, keywords).tensors) < len(Scan(args, kwargs).tensors):
+        try:
+            return recorder.call(func, scalars, keywords)
+        except torch_private.data_dependent_exceptions():
+            pass
+    scan = Scan(args, kwargs)
+    from dtorch.capture.expand import fill
+
+    values = [host_value(recorder, each, what) if isinstance(each, Tensor) else each for each in scan.tensors]
+    with torch.no_grad():
+        result = func(*fill(scan.args, values), **fill(scan.kwargs, values))
+    flat, spec = torch_private.tree_flatten(result)
+    return torch_private.tree_unflatten([_constant(recorder, each) for each in flat], spec)
+
+
+def _constant(recorder: Recorder, value: Any) -> Any:
+    """A host result as part of the graph: tensors become constants whose value is known."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    symbol = recorder.lift(value)
+    recorder.known[recorder.value(symbol)] = value
+    return symbol
+
+
+# --- value reads ------------------------------------------------------------------------------------------------
+
+
+def _reading(what: str, convert: Callable[..., Any]) -> Special:
+    def read(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if not isinstance(args[0], Tensor):
+            return _NOT_SPECIAL
+        return convert(host_value(recorder, args[0], what), *args[1:], **kwargs)
+
+    return read
+
+
+def _contains(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    found = recorder.call(torch.any, (intercepted(recorder, torch.eq, args, kwargs),), {})
+    return bool(host_value(recorder, found, "in"))
+
+
+def _iterate(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    if not isinstance(args[0], Tensor):
+        return _NOT_SPECIAL
+    if args[0].dim() == 0:
+        raise TypeError("iteration over a 0-d tensor")
+    return iter(recorder.call(torch.unbind, (args[0], 0), {}))
+
+
+# --- positions of true elements: only the mask is read --------------------------------------------------------------
+
+
+def _positions(recorder: Recorder, mask: torch.Tensor, what: str) -> tuple[Any, ...]:
+    """What `mask.nonzero(as_tuple=True)` gives, for the mask's value now, as constants."""
+    if mask.dtype is not torch.bool:
+        mask = intercepted(recorder, torch.ne, (mask, 0), {})
+    value = host_value(recorder, mask, what) if isinstance(mask, Tensor) else mask
+    return tuple(_constant(recorder, each) for each in value.nonzero(as_tuple=True))
+
+
+def _nonzero(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    if not isinstance(args[0], Tensor):
+        return _NOT_SPECIAL
+    positions = _positions(recorder, args[0], "nonzero")
+    as_tuple = kwargs.get("as_tuple", args[1] if len(args) > 1 else False)
+    return positions if as_tuple else recorder.call(torch.stack, (list(positions), 1), {})
+
+
+def _where(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
+        return _positions(recorder, args[0], "where")
+    return _NOT_SPECIAL
+
+
+def _getitem(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    tensor, index = args
+    items = index if type(index) is tuple else (index,)
+    if not any(isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8) for item in items):
+        return _NOT_SPECIAL
+    if not any(isinstance(item, Tensor) for item in (tensor, *items)):
+        return _NOT_SPECIAL
+    found: list[Any] = []
+    for item in items:
+        if isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8) and item.dim() > 0:
+            found.extend(_positions(recorder, item, "indexing by a mask"))
+        elif isinstance(item, Tensor) and item.dtype is torch.bool:
+            found.append(bool(host_value(recorder, item, "indexing by a mask")))
+        else:
+            found.append(item)
+    return intercepted(recorder, func, (tensor, tuple(found)), kwargs)
+
+
+# --- tensors from Python data ----------------------------------------------------------------------------------------
+
+
+def _tensor(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """torch.tensor and as_tensor: numbers become `full`, symbols stay symbols, other data becomes a constant."""
+    data, *rest = args
+    dtype, device = kwargs.get("dtype"), kwargs.get("device")
+    if rest:
+        return _NOT_SPECIAL
+    if isinstance(data, Tensor):
+        copied = data if func is torch.as_tensor else recorder.call(torch.clone, (data,), {})
+        return recorder.call(torch.Tensor.to, (copied, device or data.device, dtype or data.dtype), {})
+    if type(data) in (list, tuple) and data and all(isinstance(item, Tensor) and item.dim() == 0 for item in data):
+        stacked = recorder.call(torch.stack, (list(data),), {})
+        return recorder.call(torch.Tensor.to, (stacked, device or stacked.device, dtype or stacked.dtype), {})
+    if Scan(args, kwargs).symbolic:
+        data = _symbols_to_numbers(recorder, data, "torch.tensor")
+    plain = func(data, **{key: value for key, value in kwargs.items() if key != "requires_grad"})
+    if isinstance(data, torch.Tensor):
+        return plain
+    if plain.dim() == 0 and type(data) in (bool, int, float):
+        return recorder.call(torch.full, ((), data), {"dtype": plain.dtype, "device": plain.device})
+    if plain.numel() == 0:
+        return recorder.call(torch.zeros, (tuple(plain.shape),), {"dtype": plain.dtype, "device": plain.device})
+    return _constant(recorder, plain)
+
+
+def _set_data(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    target, value = args
+    if not isinstance(target, Tensor):
+        return _NOT_SPECIAL
+    value = value if isinstance(value, Tensor) else recorder.lift(value)
+    if value.meta is not target.meta:
+        raise CaptureError(
+            f"{recorder.line()}: `.data = ` gives {target!r} another shape or dtype ({value.meta}). Use a new tensor instead."
+        )
+    intercepted(recorder, torch.Tensor.copy_, (target, value), {})
+    return None
+
+
+def _cat(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Leave out the empty 1-d tensors that `cat` ignores: caches start as one."""
+    tensors = args[0] if args else kwargs.get("tensors")
+    if "out" in kwargs or not any(isinstance(each, Tensor) for each in tensors or ()):
+        return _NOT_SPECIAL
+    kept = [each for each in tensors if each.dim() != 1 or each.shape[0] != 0]
+    if len(kept) == len(tensors) or not kept or any(each.dtype != kept[0].dtype for each in tensors):
+        return _NOT_SPECIAL
+    if len(kept) == 1:
+        return intercepted(recorder, torch.clone, (kept[0],), {"memory_format": torch.contiguous_format})
+    rest = {key: value for key, value in kwargs.items() if key != "tensors"}
+    return intercepted(recorder, func, (kept, *args[1:]), rest)
+
+
+SPECIAL: dict[Any, Special] = {
+    torch.Tensor.item: _reading("item()", lambda value: value.item()),
+    torch.Tensor.tolist: _reading("tolist()", lambda value: value.tolist()),
+    torch.Tensor.__bool__: _reading("bool()", bool),
+    torch.is_nonzero: _reading("is_nonzero()", bool),
+    torch.Tensor.is_nonzero: _reading("is_nonzero()", bool),
+    torch.Tensor.__int__: _reading("int()", int),
+    torch.Tensor.__float__: _reading("float()", float),
+    torch.Tensor.__complex__: _reading("complex()", complex),
+    torch.Tensor.__index__: _reading("use as an index", int),
+    torch.Tensor.numpy: _reading("numpy()", lambda value, **kwargs: value.detach().numpy(**kwargs)),
+    torch.Tensor.__array__: _reading("numpy()", lambda value, *args, **kwargs: value.detach().__array__(*args, **kwargs)),
+    torch.Tensor.__contains__: _contains,
+    torch.Tensor.__iter__: _iterate,
+    torch.Tensor.__getitem__: _getitem,
+    torch.Tensor.nonzero: _nonzero,
+    torch.nonzero: _nonzero,
+    torch.argwhere: _nonzero,
+    torch.Tensor.argwhere: _nonzero,
+    torch.where: _where,
+    torch.tensor: _tensor,
+    torch.as_tensor: _tensor,
+    torch.Tensor.data.__set__: _set_data,
+    torch.cat: _cat,
+    torch.concat: _cat,
+    torch.concatenate: _cat,
+}
+
+_FACTORY_NAMES = (
+    "arange range linspace logspace zeros ones full empty empty_strided eye tril_indices triu_indices hann_window hamming_window "
+    "blackman_window bartlett_window kaiser_window scalar_tensor zeros_like ones_like full_like empty_like rand randn randint "
+    "randperm normal rand_like randn_like randint_like bernoulli multinomial"
+)
+_FACTORY_METHODS = "new_zeros new_ones new_full new_empty new_empty_strided"
+
+FACTORIES = frozenset(
+    [getattr(torch, name) for name in _FACTORY_NAMES.split() if hasattr(torch, name)]
+    + [getattr(torch.Tensor, name) for name in _FACTORY_METHODS.split()]
+)
+"""Functions that make tensors: recorded even when no captured tensor takes part."""

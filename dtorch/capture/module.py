@@ -1,0 +1,238 @@
+"""Static capture: run a module's unmodified forward once on symbols, and keep what it did as the global graph.
+
+In: a model (or its `Host`) and example arguments. Out: `Traced`, right for arguments of the same shapes, dtypes and Python values.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from typing import Any
+
+import torch
+
+from dtorch import torch_private
+from dtorch.capture.host import Host, make_host
+from dtorch.capture.intercept import Intercept
+from dtorch.capture.reads import input_spec
+from dtorch.capture.record import Origin, Recorder
+from dtorch.capture.structure import Container, Flat, Given, Leaf, Same, Structure, flatten
+from dtorch.capture.symbol import Tensor, meta_of
+from dtorch.capture.traced import ReadCallback, Traced
+from dtorch.errors import CaptureError
+from dtorch.ir.signature import OutputSpec, Signature
+
+
+def capture_module(
+    model: torch.nn.Module | Host,
+    args: tuple = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    read: ReadCallback | None = None,
+) -> Traced:
+    """Record one forward of a model.
+
+    read: answers the values that the model's Python code branches on; without it such a model raises
+    `DataDependentError`. Raises `CaptureError` for what a graph cannot hold.
+    """
+    host = model if isinstance(model, Host) else make_host(model)
+    given = flatten_arguments(host.module, args, kwargs or {})
+    recorder = Recorder(host.names, host.device.type if host.device else _device_type(given, host), read)
+    host.bind(recorder)
+    symbols = [_user_symbol(recorder, given, i, host.device) for i in range(len(given.leaves))]
+    for symbol in symbols:
+        recorder.value(symbol)
+    (symbolic_args, symbolic_kwargs), containers = given.rebuild(symbols)
+    forward = _Forward(recorder, symbols, containers)
+    try:
+        with host.restored(), _quiet_surroundings():
+            with Intercept(recorder):
+                result = host.module(*symbolic_args, **symbolic_kwargs)
+                return forward.finish(result, (symbolic_args, symbolic_kwargs), given, host)
+    finally:
+        recorder.finished = True
+
+
+def flatten_arguments(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> Flat:
+    """The call's tensors, with paths that begin with the names of forward's parameters (`input_ids`, `cache.layers.0.keys`)."""
+    positional = _positional_names(module)
+
+    def name(path: str) -> str:
+        kind, _, rest = path.partition(".")
+        if kind == "1":
+            return rest
+        number, _, inner = rest.partition(".")
+        index = int(number)
+        known = positional[index] if index < len(positional) else f"args_{index}"
+        return f"{known}.{inner}" if inner else known
+
+    return flatten((tuple(args), dict(kwargs)), name)
+
+
+def _positional_names(module: torch.nn.Module) -> list[str]:
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+
+
+def _device_type(given: Flat, host: Host) -> str:
+    return next((tensor.device.type for tensor in [*host.symbols, *given.leaves]), "cpu")
+
+
+def _user_symbol(recorder: Recorder, given: Flat, index: int, device: torch.device | None) -> Tensor:
+    leaf, path = given.leaves[index], given.paths[index]
+    kind = "state" if index in given.states else "user"
+    return recorder.new_input(meta_of(leaf, device), Origin(kind, path, path, leaf.requires_grad))
+
+
+def _quiet_surroundings() -> ExitStack:
+    """Gradients off, compiled submodules run as written, whatever the caller has set."""
+    stack = ExitStack()
+    stack.enter_context(torch.inference_mode(False))
+    stack.enter_context(torch.no_grad())
+    stack.enter_context(torch_private.compiled_code_runs_eagerly() or nullcontext())
+    return stack
+
+
+class _Forward:
+    """Turns what a finished forward left behind into `Traced`."""
+
+    def __init__(self, recorder: Recorder, symbols: list[Tensor], containers: list[Any]) -> None:
+        self.recorder, self.symbols = recorder, symbols
+        self.containers = {id(obj): number for number, obj in enumerate(containers) if obj is not None}
+        self.held = containers  # keeps ids unique
+        self.results: list[Tensor] = []
+
+    def finish(self, result: Any, arguments: tuple, given: Flat, host: Host) -> Traced:
+        recorder = self.recorder
+        tree, effects = self._trees(result, arguments, given)
+        nodes = [recorder.value(symbol) for symbol in self.results]
+        outputs = [
+            OutputSpec(node.name, aliases=self._alias(symbol))
+            for symbol, node in zip(self.results, nodes, strict=True)
+        ]
+        for name, node in self._mutations(host):
+            nodes.append(node)
+            outputs.append(OutputSpec(node.name, mutates=name))
+        recorder.graph.output(tuple(nodes))
+        kept = self._without_dead({output.mutates for output in outputs if output.mutates})
+        specs = [input_spec(recorder, node) for node in kept]
+        constants = {
+            spec.target: recorder.constants[spec.target] for spec in specs if spec.kind == "constant"
+        }
+        graph = torch_private.lazy_graph_module(recorder.graph)
+        return Traced(graph, Signature(tuple(specs), tuple(outputs)), constants, Structure(tree, effects), recorder.reads)
+
+    def _trees(self, result: Any, arguments: tuple, given: Flat) -> tuple[Any, tuple[Any, ...]]:
+        """The result's tree, and those of the caller's containers that the forward changed."""
+        after = flatten((result, arguments))
+        self._leaves = [leaf if isinstance(leaf, Tensor) else self.recorder.lift(leaf) for leaf in after.leaves]
+        self._numbers = [self.containers.get(id(obj)) for obj in after.containers]
+        self._input_of = {id(symbol): index for index, symbol in enumerate(self.symbols)}
+        self._result_of: dict[int, int] = {}
+        self._before: dict[int, Any] = {}
+        _collect(given.tree, self._before)
+        tree = self._translate(after.tree.children[0], inside=False)
+        effects = []
+        self._changed: set[int] = set()
+        _, after_arguments = after.tree.children
+        for container in _top_changed(after_arguments, self._differs):
+            effects.append(self._translate(container, inside=True))
+        return tree, tuple(effects)
+
+    def _translate(self, tree: Any, inside: bool) -> Any:
+        """A tree over the leaves after the forward → one over results, with the caller's own objects marked."""
+        if type(tree) is Leaf:
+            symbol = self._leaves[tree.index]
+            if inside and id(symbol) in self._input_of:
+                return Given(self._input_of[id(symbol)])
+            index = self._result_of.get(id(symbol))
+            if index is None:
+                index = self._result_of[id(symbol)] = len(self.results)
+                self.results.append(symbol)
+            return Leaf(index, tree.state)
+        if type(tree) is Container:
+            given = self._numbers[tree.number]
+            inside = inside or given is not None
+            children = tuple(self._translate(child, inside) for child in tree.children)
+            return Container(tree.number, tree.kind, tree.context, children, given)
+        return tree
+
+    def _differs(self, container: Container) -> bool:
+        """Whether a container of the arguments holds other things than it was given with."""
+        given = self._numbers[container.number]
+        before = None if given is None else self._before.get(given)
+        if before is None or issubclass(container.kind, tuple):
+            return False
+        if before.context != container.context or len(before.children) != len(container.children):
+            return True
+        return any(
+            self._child(new) != self._child(old, before=True)
+            for new, old in zip(container.children, before.children, strict=True)
+        )
+
+    def _child(self, tree: Any, before: bool = False) -> Any:
+        if type(tree) is Leaf:
+            return ("tensor", tree.index if before else self._input_of.get(id(self._leaves[tree.index])))
+        if type(tree) in (Container, Same):
+            return ("container", tree.number if before else self._numbers[tree.number])
+        return tree
+
+    def _alias(self, symbol: Tensor) -> str | None:
+        owner = symbol.root if symbol.root is not None else symbol
+        if owner.origin is None or owner.origin.kind == "constant":
+            return None
+        return self.recorder.placeholders[id(owner)].name
+
+    def _mutations(self, host: Host) -> list[tuple[str, torch.fx.Node]]:
+        recorder = self.recorder
+        replaced = dict((id(symbol), (symbol, new)) for symbol, new in host.reassigned())
+        for symbol, _ in replaced.values():
+            if symbol.node is None:
+                recorder.value(symbol)
+        found = []
+        for placeholder, symbol in list(recorder.inputs.items()):
+            _, new = replaced.get(id(symbol), (symbol, symbol))
+            new = new if isinstance(new, Tensor) else recorder.lift(new)
+            if new.meta.shape != symbol.meta.shape or new.meta.dtype != symbol.meta.dtype:
+                raise CaptureError(
+                    f"the forward replaces {symbol.origin.target} ({symbol.meta}) by a tensor of another shape or dtype "
+                    f"({new.meta}). Keep a buffer of one size and write into it."
+                )
+            node = recorder.value(new)
+            if node is not placeholder:
+                found.append((placeholder.name, node))
+        return found
+
+    def _without_dead(self, mutated: set[str | None]) -> list[torch.fx.Node]:
+        """Remove unused calls, then inputs that only the model could give; returns the placeholders left."""
+        graph = self.recorder.graph
+        for node in reversed(list(graph.nodes)):
+            if node.op == "call_function" and not node.users:
+                graph.erase_node(node)
+        kept = []
+        for placeholder, symbol in self.recorder.inputs.items():
+            if not placeholder.users and symbol.origin.kind not in ("user", "state") and placeholder.name not in mutated:
+                graph.erase_node(placeholder)
+            else:
+                kept.append(placeholder)
+        return kept
+
+
+def _collect(tree: Any, into: dict[int, Any]) -> None:
+    if type(tree) is Container:
+        into[tree.number] = tree
+        for child in tree.children:
+            _collect(child, into)
+
+
+def _top_changed(tree: Any, differs: Callable[[Container], bool]) -> list[Container]:
+    """The outermost containers that changed."""
+    if type(tree) is not Container:
+        return []
+    if differs(tree):
+        return [tree]
+    return [found for child in tree.children for found in _top_changed(child, differs)]

@@ -1,0 +1,224 @@
+"""`Tensor`: a torch.Tensor without data, which model code handles like any other while the calls on it are recorded.
+
+In: metadata (`TensorMeta`) and the recorder that owns it. Out: an object that unmodified modules and torch functions
+accept; every torch function on it is handed to the recorder.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dtorch import torch_private
+from dtorch.errors import CaptureError
+
+if TYPE_CHECKING:
+    from dtorch.capture.record import Recorder
+
+
+class TensorMeta:
+    """Shape, stride, dtype and device of a symbol. One object for each combination: compared by identity."""
+
+    __slots__ = ("shape", "stride", "dtype", "device", "numel", "contiguous", "base", "__weakref__")
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    numel: int
+    contiguous: bool
+    base: torch.Tensor
+
+    def __repr__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+
+    def fake(self) -> torch.Tensor:
+        """A new fake tensor with this metadata."""
+        return torch_private.fake_tensor(self.shape, self.stride, self.dtype, self.device)
+
+
+_METAS: weakref.WeakValueDictionary[tuple, TensorMeta] = weakref.WeakValueDictionary()
+
+
+def tensor_meta(
+    shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> TensorMeta:
+    """The one `TensorMeta` of this combination."""
+    key = (tuple(shape), tuple(stride), dtype, device)
+    found = _METAS.get(key)
+    if found is None:
+        found = TensorMeta()
+        found.shape, found.stride, found.dtype, found.device = torch.Size(shape), key[1], dtype, device
+        with torch.inference_mode(False), torch_private.without_torch_function():
+            found.base = torch.empty_strided(key[0], key[1], dtype=dtype, device="meta")
+        found.numel, found.contiguous = found.base.numel(), found.base.is_contiguous()
+        _METAS[key] = found
+    return found
+
+
+def meta_of(tensor: torch.Tensor, device: torch.device | None = None) -> TensorMeta:
+    """The metadata of a symbol, or of a plain or fake tensor (as if it were on `device`, when given)."""
+    if isinstance(tensor, Tensor):
+        return tensor.meta
+    return tensor_meta(tensor.shape, tensor.stride(), tensor.dtype, device or tensor.device)
+
+
+class Tensor(torch.Tensor):
+    """A tensor of which only metadata is known; torch functions on it are recorded, not run."""
+
+    # Where the value comes from. `node`: the fx node that computes it, None before the first use of an input.
+    # A view has `base` (the symbol it was taken from), `step` (how) and `root` (the base of bases); it is stale
+    # when `seen` is not the root's `version`.
+    __slots__ = ("meta", "recorder", "node", "base", "step", "root", "version", "seen", "origin")
+
+    meta: TensorMeta
+    recorder: Recorder | None
+    node: Any
+    base: Tensor | None
+    step: Any
+    root: Tensor | None
+    version: int
+    seen: int
+    origin: Any
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        getter = GETTERS.get(func)
+        if getter is not None:
+            return getter(*args, **(kwargs or {}))
+        from dtorch.capture.intercept import call
+
+        return call(func, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        from dtorch.capture.intercept import dispatch
+
+        return dispatch(func, args, kwargs or {})
+
+    # C++ sees a meta tensor, so what Python asks about the device or the sizes is answered here.
+    shape = property(lambda self: self.meta.shape)
+    dtype = property(lambda self: self.meta.dtype)
+    device = property(lambda self: self.meta.device)
+    ndim = property(lambda self: len(self.meta.shape))
+    is_meta = property(lambda self: self.meta.device.type == "meta")
+    is_cpu = property(lambda self: self.meta.device.type == "cpu")
+    is_cuda = property(lambda self: self.meta.device.type == "cuda")
+    layout = property(lambda self: torch.strided)
+    itemsize = property(lambda self: self.meta.dtype.itemsize)
+    nbytes = property(lambda self: self.meta.numel * self.meta.dtype.itemsize)
+
+    def size(self, dim: int | None = None) -> Any:  # noqa: D102
+        return self.meta.shape if dim is None else self.meta.shape[dim]
+
+    def stride(self, dim: int | None = None) -> Any:  # noqa: D102
+        return self.meta.stride if dim is None else self.meta.stride[dim]
+
+    def dim(self) -> int:  # noqa: D102
+        return len(self.meta.shape)
+
+    ndimension = dim
+
+    def numel(self) -> int:  # noqa: D102
+        return self.meta.numel
+
+    nelement = numel
+
+    def element_size(self) -> int:  # noqa: D102
+        return self.meta.dtype.itemsize
+
+    def is_floating_point(self) -> bool:  # noqa: D102
+        return self.meta.dtype.is_floating_point
+
+    def is_complex(self) -> bool:  # noqa: D102
+        return self.meta.dtype.is_complex
+
+    def is_contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> bool:  # noqa: D102
+        if memory_format is torch.contiguous_format:
+            return self.meta.contiguous
+        return self.meta.base.is_contiguous(memory_format=memory_format)
+
+    def __len__(self) -> int:
+        if not self.meta.shape:
+            raise TypeError("len() of a 0-d tensor")
+        return self.meta.shape[0]
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        state = "" if self.node is None else f", value={self.node}"
+        return f"dtorch.Tensor(shape={list(self.meta.shape)}, dtype={self.meta.dtype}, device={self.meta.device}{state})"
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
+
+    __hash__ = object.__hash__
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo:
+            copied = self.clone()
+            if getattr(self, "_is_param", False):
+                copied = torch.nn.Parameter(copied, requires_grad=self.requires_grad)
+            memo[id(self)] = copied
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise CaptureError(
+            f"{self!r} cannot be pickled: it has no data while a model is captured. "
+            "Save tensors outside the captured forward."
+        )
+
+    def data_ptr(self) -> int:  # noqa: D102
+        raise CaptureError(_no_memory(self, "data_ptr()"))
+
+    def untyped_storage(self) -> Any:  # noqa: D102
+        raise CaptureError(_no_memory(self, "untyped_storage()"))
+
+    def storage(self) -> Any:  # noqa: D102
+        raise CaptureError(_no_memory(self, "storage()"))
+
+    def backward(self, *args: Any, **kwargs: Any) -> None:  # noqa: D102
+        raise CaptureError(
+            f"backward() on {self!r}: a captured forward runs as inference; gradients are not there yet. "
+            "Train the model outside dtorch."
+        )
+
+    def retain_grad(self) -> None:  # noqa: D102
+        raise CaptureError(f"retain_grad() on {self!r}: a captured forward runs as inference, without gradients.")
+
+
+def _no_memory(symbol: Tensor, what: str) -> str:
+    return (
+        f"{what} on {symbol!r}: a tensor has no memory while the model is captured. "
+        "Work on values with torch functions, or keep this code outside the captured module."
+    )
+
+
+def make(meta: TensorMeta, recorder: Recorder | None, node: Any = None, requires_grad: bool = False) -> Tensor:
+    """A new symbol that is no view."""
+    symbol = torch_private.make_symbol(Tensor, meta.base, requires_grad)
+    symbol.meta, symbol.recorder, symbol.node = meta, recorder, node
+    symbol.base = symbol.step = symbol.root = symbol.origin = None
+    symbol.version = symbol.seen = 0
+    return symbol
+
+
+def _raw(function: Any) -> Any:
+    def get(*args: Any, **kwargs: Any) -> Any:
+        with torch_private.without_torch_function():
+            return function(*args, **kwargs)
+
+    return get
+
+
+def _getters() -> dict[Any, Any]:
+    """Functions that ask about a tensor's part in autograd and the like, which the C++ object knows."""
+    return {function: _raw(function) for function in torch_private.bookkeeping_functions()}
+
+
+GETTERS: dict[Any, Any] = _getters()

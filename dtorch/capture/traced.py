@@ -1,0 +1,62 @@
+"""`Traced`: a captured module as data: the global graph, what goes in and out, constants, and how outputs are rebuilt.
+
+In: what a recorder or torch.export found. Out: the object that the compiler's later stages read, and small programs that
+compute single values which the model's Python code asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dtorch.ir.signature import Signature
+
+
+@dataclass
+class Traced:
+    """One captured program.
+
+    graph: placeholders in the order of `signature.inputs`, a body of ATen overloads, one flat output tuple in the order of
+    `signature.outputs`; every node has `meta["val"]`. constants: values of the inputs of kind "constant", by target.
+    structure: rebuilds the user's result from the flat user results. reads: values of the inputs that Python code asked
+    for, in order; the graph is right only for inputs for which every `program` gives an equal `value`.
+    """
+
+    graph: torch.fx.GraphModule
+    signature: Signature
+    constants: dict[str, torch.Tensor]
+    structure: Any = None
+    reads: list[Read] = field(default_factory=list)
+
+    def user_targets(self) -> tuple[str, ...]:
+        """Targets of the user inputs, in order."""
+        return tuple(spec.target for spec in self.signature.inputs if spec.kind == "user")
+
+
+@dataclass(frozen=True)
+class ReadRequest:
+    """The model's Python code needs a value: `program` computes it from the original inputs and is its one output.
+
+    index: the how-manieth read of the capture. where: the user's line. what: the Python operation ("bool", "item", ...).
+    only_user_inputs: the value depends on user inputs and constants alone, so the host's tensors suffice for it.
+    """
+
+    index: int
+    where: str
+    what: str
+    program: Traced
+    only_user_inputs: bool
+
+
+@dataclass(frozen=True)
+class Read:
+    """A read that was answered: the graph holds for inputs that give the same `value`."""
+
+    request: ReadRequest
+    value: torch.Tensor
+
+
+ReadCallback = Callable[[ReadRequest], torch.Tensor]
