@@ -115,6 +115,7 @@ def fake_mode() -> Any:
     """The one static FakeTensorMode of the process, so that fakes of different captures may meet in one graph."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    teach_fake_tensors()
     return FakeTensorMode(allow_non_fake_inputs=False)
 
 
@@ -351,3 +352,28 @@ def compiled_code_runs_eagerly() -> Any:
     import sys
 
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else None
+
+
+def teach_fake_tensors() -> None:
+    """Metadata where torch's own meta kernel is stricter than its CPU kernel: `_grouped_mm` of other than bfloat16."""
+    from torch._subclasses.fake_impls import op_implementations_dict
+
+    def grouped_mm(
+        fake_mode: Any,
+        func: Any,
+        left: torch.Tensor,
+        right: torch.Tensor,
+        offs: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Any:
+        if left.device.type != "cpu":
+            return NotImplemented
+        groups = right.shape[0] if right.dim() == 3 else left.shape[0] if left.dim() == 3 else offs.shape[0]  # type: ignore[union-attr]
+        size = (left.shape[-2], right.shape[-1])
+        with fake_mode:
+            return torch.empty(
+                size if left.dim() != right.dim() else (groups, *size), dtype=out_dtype or left.dtype, device="cpu"
+            )
+
+    op_implementations_dict.setdefault(torch.ops.aten._grouped_mm.default, grouped_mm)
