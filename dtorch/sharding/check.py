@@ -49,27 +49,35 @@ class Choice:
 class RealContext:
     """A `LocalContext` over real tensors: localisers run at once, at one coordinate."""
 
-    def __init__(self, mesh_shape: Shape, coordinate: Coordinate, inputs: Sequence[Spec], outputs: Sequence[Spec]):
+    def __init__(
+        self, mesh_shape: Shape, coordinate: Coordinate, inputs: Sequence[Spec], outputs: Sequence[Spec]
+    ) -> None:
         self.mesh_shape, self.coordinate = mesh_shape, coordinate
         self._inputs, self._outputs = inputs, outputs
 
     def input_spec(self, position: int) -> Spec:
+        """Placement of tensor argument `position`."""
         return self._inputs[position]
 
     def output_spec(self, position: int = 0) -> Spec:
+        """Placement of tensor result `position`."""
         return self._outputs[position]
 
     def local_shape(self, shape: Sequence[int], spec: Spec) -> list[int]:
+        """Local shape at this coordinate."""
         return list(local_shape(tuple(shape), spec, self.mesh_shape, self.coordinate))
 
     def local_size(self, size: int, dim: int, spec: Spec) -> int:
+        """Local size of one dim at this coordinate."""
         return local_dim(size, dim, spec, self.mesh_shape, self.coordinate)
 
     def begin(self, size: int, dim: int, spec: Spec) -> int:
+        """First unit held of the one interval that cuts `dim`."""
         ((_, _, begin, _),) = local_bounds(size, dim_cuts(spec, dim, self.mesh_shape, self.coordinate))
         return begin
 
     def integer(self, function: str, *operands: int) -> int:
+        """Plain arithmetic."""
         first, second = operands
         return {
             "add": first + second,
@@ -81,6 +89,7 @@ class RealContext:
         }[function]
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call it."""
         return function(*args, **kwargs)
 
 

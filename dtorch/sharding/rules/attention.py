@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dtorch.sharding.factors import Mapping
-from dtorch.sharding.localize import LocalContext, OpCall, as_is, cuts_of, localizer
+from dtorch.sharding.localize import LocalContext, OpCall, as_is, cuts_of, localizer, never_empty
 from dtorch.sharding.rules.registry import Call, replicated, rule
 
 aten = torch.ops.aten
@@ -92,10 +92,14 @@ def held_units(ctx: LocalContext, size: int, dim: int, spec: Any, device: Any) -
     return parts
 
 
-@rule(
+_KERNELS = (
     "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
 )  # fmt: skip
+never_empty(*_KERNELS)
+
+
+@rule(*_KERNELS)
 def fused_attention(call: Call, q: Any, k: Any, v: Any, *rest: Any, **options: Any) -> Mapping | None:
     """The kernels behind it, for graphs that were taken below it: only batch and heads, when they agree."""
     if q.shape[:2] != k.shape[:2] or any(is_bias.shape[0] != q.shape[0] for is_bias in call.tensors[3:]):

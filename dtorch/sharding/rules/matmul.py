@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dtorch.sharding.factors import Mapping
+from dtorch.sharding.localize import never_empty
 from dtorch.sharding.rules.registry import Call, rule
 
 _EACH = ((0,), (1,))
@@ -60,6 +61,9 @@ def bilinear(call: Call, x: Any, y: Any, weight: Any, bias: Any = None) -> Mappi
     )
 
 
+never_empty("bilinear")
+
+
 @rule("einsum")
 def einsum(call: Call, equation: str, tensors: Any, **options: Any) -> Mapping | None:
     """The equation is the rule; a letter used twice in one operand (a diagonal) stays whole."""
@@ -75,16 +79,32 @@ def einsum(call: Call, equation: str, tensors: Any, **options: Any) -> Mapping |
 
 @rule("_grouped_mm")
 def grouped(call: Call, x: Any, y: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Mapping | None:
-    """Matrices of unequal heights against one each: rows are grouped by `offs`, so neither rows nor groups are cut."""
+    """Matrices of unequal heights against one each: rows are grouped by `offs`, so neither rows nor groups are cut.
+
+    The kernel wants rows of whole 16 bytes, so factors are cut in units of as many elements.
+    """
     if bias is not None:
         return None
-    text = {
-        (2, 3): "!m k, !g k n, !g? -> !m n",
-        (3, 2): "!g m k, k !n, !g? -> m !n",
-        (2, 2): "m !k, !k n, !g? -> !g m n",
-        (3, 3): "g m k, g k n, !z? -> g m n",
+    first, second, result = {
+        (2, 3): ("!m k", "!g k n", "!m n"),
+        (3, 2): ("g m k", "k !n", "m !n"),
+        (2, 2): ("m !k", "!k n", "!g m n"),
+        (3, 3): ("g m k", "g k n", "g m n"),
     }[len(x.shape), len(y.shape)]
-    return call.notate(text, x, y, offs, linear=_EACH)
+    unit = max(1, 16 // x.dtype.itemsize)
+    sizes = {"!u": unit}
+
+    def dims(text: str, tensor: Any) -> list[Any]:
+        written: list[Any] = text.split()
+        for dim, size in enumerate(tensor.shape):
+            if written[dim] in ("m", "k", "n"):
+                name = written[dim] if size % unit == 0 else f"!{written[dim]}"
+                sizes[name] = size // unit if size % unit == 0 else size
+                written[dim] = (name, "!u") if size % unit == 0 else name
+        return written
+
+    inputs = [dims(first, x), dims(second, y), *([["!offs"]] * (len(call.tensors) - 2))]
+    return call.build(inputs, [dims(result, call.outputs[0])], sizes=sizes, linear=_EACH)
 
 
 @rule("_scaled_mm", "_scaled_grouped_mm", "_int_mm")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dtorch.sharding.factors import Mapping
-from dtorch.sharding.localize import LocalContext, OpCall, localizer
+from dtorch.sharding.localize import LocalContext, OpCall, localizer, never_empty
 from dtorch.sharding.rules.registry import Call, rule
 
 
@@ -94,3 +94,9 @@ def along_channels(call: Call, x: Any, *rest: Any, **options: Any) -> Mapping:
     """Neighbours along dim 1 are looked at."""
     names = ["n", "!c"] + [f"d{i}" for i in range(len(x.shape) - 2)]
     return call.build([names], [names])
+
+
+never_empty(
+    "group_norm", "native_group_norm", "batch_norm", "native_batch_norm", "_native_batch_norm_legit",
+    "_native_batch_norm_legit_no_training", "_batch_norm_no_update", "instance_norm",
+)  # fmt: skip

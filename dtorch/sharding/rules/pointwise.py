@@ -57,7 +57,7 @@ def linear_sets(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     "type_as", "where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar", "masked_fill", "floor_divide",
     "rsub", "true_divide", "divide", "multiply", "subtract", "negative", "positive", "__and__", "__or__", "__xor__",
     "__lshift__", "__rshift__", "gelu", "silu", "relu", "relu6", "mish", "hardswish", "hardsigmoid", "hardtanh",
-    "leaky_relu", "elu", "selu", "celu", "softplus", "logsigmoid", "log_sigmoid_forward", "tanhshrink", "prelu_kernel",
+    "leaky_relu", "elu", "selu", "celu", "softplus", "log_sigmoid", "log_sigmoid_forward", "tanhshrink", "prelu_kernel",
     "square", "clip", "clamp", "isfinite", "isinf", "isnan", "isposinf", "isneginf", "logical_not", "lerp", "addcmul",
     "addcdiv", "pow", "float_power", "nan_to_num", "_autocast_to_full_precision", "_autocast_to_reduced_precision",
     "fill", "expit", "erf", "sigmoid", "isreal", "fix", "absolute", "arctan2", "greater", "less",

@@ -12,7 +12,7 @@ import torch
 
 from dtorch.sharding.factors import Mapping
 from dtorch.sharding.localize import LocalContext, OpCall, as_is, cuts_of, localizer, may_be_empty
-from dtorch.sharding.rules.registry import Call, rule
+from dtorch.sharding.rules.registry import Call, replicated, rule
 
 aten = torch.ops.aten
 
@@ -173,7 +173,7 @@ def histogram(call: Call, x: Any, *rest: Any, **options: Any) -> Mapping | None:
     limits = [*rest[1:3], *((0, 0)[len(rest[1:3]) :])]
     low, high = options.get("min", limits[0]), options.get("max", limits[1])
     if call.name == "bincount" or (low == 0 and high == 0):
-        return None
+        return replicated(call)
     names = [f"d{i}" for i in range(len(x.shape))]
     return call.build([names], [["!bins"]])
 

@@ -13,7 +13,7 @@ import torch
 
 from dtorch.sharding import fallback
 from dtorch.sharding.factors import Alternatives, Dims, Mapping
-from dtorch.sharding.localize import op_names
+from dtorch.sharding.localize import is_tensor, op_names
 from dtorch.sharding.notation import Notation, apply, parse
 from dtorch.torch_private import OpOverload, OpOverloadPacket, schema_arguments, schema_tensors
 
@@ -23,11 +23,6 @@ Written = Sequence["str | None | tuple[str, ...]"]  # a rule's shorthand for Dim
 _RULES: dict[str, Rule] = {}
 _USER: dict[str, Rule] = {}
 _FOUND: dict[Any, Rule | None] = {}
-
-
-def is_tensor(value: Any) -> bool:
-    """Whether an argument stands for a tensor (a tensor itself, or metadata with a shape and a dtype)."""
-    return isinstance(value, torch.Tensor) or (hasattr(value, "shape") and hasattr(value, "dtype"))
 
 
 def tensors_in(values: Iterable[Any]) -> list[Any]:
@@ -72,9 +67,10 @@ class Call:
         additive: Iterable[int] = (),
         ignored: Iterable[int] = (),
     ) -> Mapping:
-        """A Mapping from factor names per dim, for rules that depend on ranks; `!x` is blocked, `sizes` is for products.
+        """A Mapping from factor names per dim, for rules that depend on ranks. `sizes`: of factors in products.
 
-        A dim of size one has no factor, whatever is written: that is how broadcasting is expressed.
+        A name that begins with `!` is blocked. A dim of size one has no factor, whatever is written: that is how
+        broadcasting is expressed.
         """
         found = dict(sizes or {})
         written = tuple(

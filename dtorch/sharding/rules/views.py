@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dtorch.sharding.factors import Mapping
-from dtorch.sharding.localize import LocalContext, OpCall, as_is, cuts_of, localizer
+from dtorch.sharding.localize import LocalContext, OpCall, as_is, cuts_of, localizer, never_empty
 from dtorch.sharding.rules.registry import Call, replicated, rule
 
 aten = torch.ops.aten
@@ -266,7 +266,7 @@ def cat(call: Call, tensors: Any, dim: int = 0) -> Mapping | None:
     tensors = call.tensors
     rank = len(call.outputs[0].shape)
     if call.name not in ("cat", "concat", "concatenate") or any(len(t.shape) != rank for t in tensors):
-        return None  # torch.cat lets a legacy (0,) tensor stand beside tensors of any rank
+        return replicated(call)  # torch.cat lets a legacy (0,) tensor stand beside tensors of any rank
     dims = names(rank)
     dim %= rank
     groups, sizes = parts_of([t.shape[dim] for t in tensors], "p")
@@ -343,3 +343,6 @@ def moved_within(call: Call, x: Any, *rest: Any, **options: Any) -> Mapping | No
     before = [f"!i{i}" if i in touched else f"d{i}" for i in range(rank)]
     after = [f"!o{i}" if i in touched else f"d{i}" for i in range(len(call.outputs[0].shape))]
     return call.build([before], [after], linear=((0,),) if value == 0 else ())
+
+
+never_empty("pad")
