@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from dtorch.errors import PlanError
+from dtorch.ir import ops
 from dtorch.torch_private import native_functions
 
 _WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
@@ -46,15 +47,9 @@ def keep_first(value: torch.Tensor, index: int) -> torch.Tensor:
     return value if index == 0 else torch.zeros_like(value)
 
 
-def slice_scatter_in_place(value: torch.Tensor, source: torch.Tensor, dim: int, start: int, end: int, step: int) -> Any:
-    """`slice_scatter` into the value's own bytes."""
-    torch.ops.aten.slice.Tensor(value, dim, start, end, step).copy_(source)
-    return value
-
-
 _OWN: dict[str, Callable[..., Any]] = {
     "dtorch.keep_first": keep_first,
-    "dtorch.slice_scatter_in_place": slice_scatter_in_place,
+    "dtorch.slice_scatter_in_place": ops.slice_scatter_in_place,
 }
 
 

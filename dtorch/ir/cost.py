@@ -25,7 +25,7 @@ class CostModel:
     flops_per_s: float = 2e10
     memory_bytes_per_s: float = 1e11
     network_bytes_per_s: float = 1e9
-    collective_s: float = 1e-8
+    collective_s: float = 1e-6
     launch_s: float = 1e-9
     weight_bytes_per_s: float = 5e7
 

@@ -39,4 +39,12 @@ def keep_first(value: torch.Tensor, axis: int) -> torch.Tensor:
     raise RuntimeError("keep_first has a value on a device only")
 
 
+def slice_scatter_in_place(
+    value: torch.Tensor, source: torch.Tensor, dim: int, start: int | None, end: int | None, step: int
+) -> torch.Tensor:
+    """Scheduled level: `aten.slice_scatter` into the value's own bytes; the result is the value itself."""
+    torch.ops.aten.slice.Tensor(value, dim, start, end, step).copy_(source)
+    return value
+
+
 LOCAL_INTEGERS: tuple[Any, ...] = (local_size, local_begin, integer)

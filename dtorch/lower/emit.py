@@ -43,14 +43,14 @@ def emit(
         for spec, node in zip(signature.inputs, emitter.placeholders)
     )
     outputs = []
-    for spec, node, out in zip(signature.outputs, emitter.results, placement.outputs):
-        meta = node.meta["val"]
+    shapes = emitter.nodes[-1].meta["logical_shapes"]
+    for spec, node, out, shape in zip(signature.outputs, emitter.results, placement.outputs, shapes):
         outputs.append(
             PlanOutput(
                 spec.name,
                 emitter.register[node],
-                tuple(emitter.logical_shape(node, meta, out)),
-                meta.dtype,
+                shape,
+                node.meta["val"].dtype,
                 out if out is not None else (),
                 spec.mutates,
                 spec.aliases,
@@ -82,7 +82,6 @@ class _Emitter:
         self.placeholders = [node for node in nodes if node.op == "placeholder"]
         output = nodes[-1]
         self.results: list[Node] = list(output.args[0])
-        self.output_metas = output.meta
         self.register: dict[Node, int] = {}
         self.expressions: dict[Node, Any] = {}
         self.lines: list[str] = []
@@ -94,11 +93,6 @@ class _Emitter:
                 self.expressions[node] = self._expression(node)
             else:
                 self.register[node] = len(self.register)
-
-    def logical_shape(self, node: Node, meta: Any, spec: Spec | None) -> tuple[int, ...]:
-        """The logical shape of a result (kept by the driver on the output node)."""
-        shapes = self.output_metas.get("logical_shapes")
-        return shapes[self.results.index(node)] if shapes is not None else tuple(meta.shape)
 
     def instructions(self) -> tuple[Instruction, ...]:
         position: dict[str, int] = {}

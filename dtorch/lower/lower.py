@@ -43,7 +43,8 @@ class _Lowering:
         if node.op in ("placeholder", "get_attr"):
             self.env[node] = self._input(node)
         elif node.op == "output":
-            self.builder.graph.output(torch.fx.map_arg(node.args[0], self.env.__getitem__))
+            output = self.builder.graph.output(torch.fx.map_arg(node.args[0], self.env.__getitem__))
+            output.meta["logical_shapes"] = tuple(tuple(leaf.meta["val"].shape) for leaf in node.args[0])
         elif node.target is operator.getitem:
             self.env[node] = self._element(node)
         elif node.target is ops.redistribute:
@@ -76,6 +77,14 @@ class _Lowering:
             value = self.hops[key]
         return value
 
+    def _stride_proof(self, node: Node) -> Any:
+        """A view that was legal for the logical strides may need a copy for what a redistribution left."""
+        if node.target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
+            source = node.args[0]
+            if self.env[source].meta["val"].stride() != source.meta["val"].stride():
+                return torch.ops.aten.reshape.default
+        return node.target
+
     def _call(self, node: Node) -> Any:
         builder = self.builder
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.env.__getitem__)
@@ -85,7 +94,7 @@ class _Lowering:
         specs = tuple(spec) if many else (spec,)
         cut = any(type(placed) is Split for s in (*specs, *(leaf.meta["spec"] for leaf in leaves)) for placed in s)
         if not cut or localizer_of(node.target) is None:
-            return builder.emit(node.target, *args, **kwargs)
+            return builder.emit(self._stride_proof(node), *args, **kwargs)
         metas = list(node.meta["val"]) if many else [node.meta["val"]]
         read = lambda leaf: leaf.meta["val"]  # noqa: E731
         call = OpCall(

@@ -78,8 +78,11 @@ def moves(axis: Axis, step: Step, earlier: Cuts, at: tuple[At | Free, ...], size
 
 def _weigh(axis: Axis, step: Step, earlier: Cuts, at: tuple[At | Free, ...], sizes: tuple[float, ...]) -> tuple[Move, ...]:
     result: list[Move] = []
+    starts = any(_starts_cut(entry) for entry in at)
     pending = any(type(entry) is tuple and any(type(p) is Pending for p in entry) for entry in at)
     for strategy in _strategies(axis, step, earlier, at):
+        if not starts and any(type(p) is Split for p in (*strategy.inputs, *strategy.outputs)):
+            continue
         if not pending and any(type(p) is Pending for p in strategy.inputs) and not _needs_pending(strategy):
             continue
         seconds, after = strategy.seconds, []
@@ -93,6 +96,17 @@ def _weigh(axis: Axis, step: Step, earlier: Cuts, at: tuple[At | Free, ...], siz
             result.append(Move(strategy, tuple(after), seconds))
     result.sort(key=lambda move: move.seconds)
     return tuple(result[: axis.keep * 2])
+
+
+def _starts_cut(entry: At | Free) -> bool:
+    """Whether an input may be the reason to cut an op: a weight to be cut, or a value that is not whole already.
+
+    Whole activations are not sliced just to save a little arithmetic: every such cut ends in a gather, and the many
+    ways to do it would crowd better states out of the beam.
+    """
+    if type(entry) is Free:
+        return entry.keep_s > 0.0
+    return any(type(placed) is not Whole for placed in entry)
 
 
 def _needs_pending(strategy: Strategy) -> bool:

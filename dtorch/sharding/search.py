@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dtorch.ir.cost import CostModel
-from dtorch.ir.layout import WHOLE, Placed, Split
+from dtorch.ir.layout import PENDING, WHOLE, Pending, Placed, Split
 from dtorch.sharding.moves import At, Axis, Free, Move, Strategy, moves
 from dtorch.sharding.problem import Problem, Step
 
-BEAM_WIDTH = 12
+BEAM_WIDTH = 6
 
 
 @dataclass
@@ -30,6 +30,7 @@ class AxisChoice:
 @dataclass(eq=False)
 class _State:
     seconds: float
+    rank: float  # seconds, plus the reductions that live Pending values will still need
     at: tuple[At | Free, ...]  # of the live values, in the order of `live`
     before: _State | None
     move: Move | None
@@ -52,7 +53,7 @@ def choose(
     divisors = _bytes_on_axis(problem, earlier, earlier_sizes)
     last_use, output_uses = _last_uses(problem, tied)
     live: list[int] = []
-    states = [_State(0.0, (), None, None)]
+    states = [_State(0.0, 0.0, (), None, None)]
     entered: set[int] = set()
     for position, step in enumerate(problem.steps):
         fresh = [i for i in dict.fromkeys(step.inputs) if i not in entered and i in given]
@@ -63,9 +64,29 @@ def choose(
             for state in states:
                 state.at = state.at + extra
         states, live = _advance(problem, axis, step, position, states, live, last_use, output_uses, earlier, divisors, tied)
-        states = sorted(states, key=lambda state: state.seconds)[:width]
+        states = _pruned(states, _widest(problem, live, given), width)
     best = min(states, key=lambda state: state.seconds)
     return _trace(problem, best, given)
+
+
+def _widest(problem: Problem, live: list[int], given: dict[int, At | Free]) -> int | None:
+    """Position among the live values of the largest one that a step made: usually the residual stream."""
+    made = [i for i, value in enumerate(live) if value not in given]
+    return max(made, key=lambda i: problem.values[live[i]].size_bytes) if made else None
+
+
+def _pruned(states: list[_State], widest: int | None, width: int) -> list[_State]:
+    """The best `width` states for each placement of the widest live value, so that none of its forms dies out early."""
+    kept: list[_State] = []
+    count: dict[object, int] = {}
+    for state in sorted(states, key=lambda state: state.rank):
+        form = None if widest is None else state.at[widest]
+        count[form] = count.get(form, 0) + 1
+        if count[form] <= width:
+            kept.append(state)
+        if len(kept) >= 4 * width:
+            break
+    return kept
 
 
 def _advance(
@@ -101,6 +122,8 @@ def _advance(
         for i, value in enumerate(live)
         if value in output_uses and last_use.get(value, -1) == position
     ]
+    kept = [live[i] for i in stays] + [step.outputs[k] for k in made]
+    debts = [axis.cost.convert(PENDING, WHOLE, sizes[value], axis.size) for value in kept]
     merged: dict[tuple, _State] = {}
     for state in states:
         at = tuple([state.at[slot] for slot in slots])
@@ -118,8 +141,11 @@ def _advance(
             key = tuple([entries[i] for i in stays] + [(outputs[k],) for k in made])
             known = merged.get(key)
             if known is None or seconds < known.seconds:
-                merged[key] = _State(seconds, key, state, move)
-    kept = [live[i] for i in stays] + [step.outputs[k] for k in made]
+                rank = seconds
+                for entry, debt in zip(key, debts):
+                    if type(entry) is tuple and type(entry[0]) is Pending and len(entry) == 1:
+                        rank += debt
+                merged[key] = _State(seconds, rank, key, state, move)
     return list(merged.values()), kept
 
 

@@ -7,6 +7,7 @@ from dtorch.sharding.rules import (  # noqa: F401  (imported for their registrat
     indexing,
     matmul,
     norms,
+    pieces,
     pointwise,
     reductions,
     views,

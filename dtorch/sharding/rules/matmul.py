@@ -77,11 +77,12 @@ def einsum(call: Call, equation: str, tensors: Any, **options: Any) -> Mapping |
     return call.build(operands, [right], blocked=twice, linear=[(position,) for position in range(len(operands))])
 
 
-@rule("_grouped_mm")
+@rule("_grouped_mm", "transformers::grouped_mm_fallback")
 def grouped(call: Call, x: Any, y: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Mapping | None:
     """Matrices of unequal heights against one each: rows are grouped by `offs`, so neither rows nor groups are cut.
 
-    The kernel wants rows of whole 16 bytes, so factors are cut in units of as many elements.
+    The kernel wants rows of whole 16 bytes, so factors are cut in units of as many elements; transformers' own
+    op for other types does not.
     """
     if bias is not None:
         return None
@@ -91,7 +92,7 @@ def grouped(call: Call, x: Any, y: Any, offs: Any = None, bias: Any = None, out_
         (2, 2): ("m !k", "!k n", "!g m n"),
         (3, 3): ("g m k", "g k n", "g m n"),
     }[len(x.shape), len(y.shape)]
-    unit = max(1, 16 // x.dtype.itemsize)
+    unit = max(1, 16 // x.dtype.itemsize) if call.name == "_grouped_mm" else 1
     sizes = {"!u": unit}
 
     def dims(text: str, tensor: Any) -> list[Any]:

@@ -1,0 +1,156 @@
+"""The driver: the stages in order, from a captured program to a plan, with a snapshot and a record of each.
+
+In: a `Traced` program, a mesh shape, what is asked of placements, a pass pipeline. Out: `Compiled`: the plan, and
+every graph on the way. It knows neither where the program came from nor where the plan will run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch.fx import GraphModule
+
+from dtorch.capture.traced import Traced
+from dtorch.ir.cost import CostModel
+from dtorch.ir.plan import Plan
+from dtorch.ir.signature import Signature
+from dtorch.ir.snapshot import Snapshot, take_snapshot
+from dtorch.ir.verify import verify
+from dtorch.lower.emit import emit
+from dtorch.lower.lower import lower
+from dtorch.lower.schedule import schedule
+from dtorch.options import current, logger
+from dtorch.passes.base import Numerics, PassContext
+from dtorch.passes.manager import PassManager, PassRecord
+from dtorch.passes.pipeline import PassPipeline
+from dtorch.sharding.propagate import Placement, propagate
+from dtorch.sharding.requests import Requests
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What shapes a compilation besides the program: passes, numerics budget, device numbers, limit for bisecting."""
+
+    pipeline: PassPipeline
+    numerics: Numerics = "reassociates"
+    cost: CostModel = field(default_factory=CostModel)
+    limit: int | None = None
+    dump_directory: Path | None = None
+
+
+@dataclass
+class Compiled:
+    """One compiled program: the plan, the placements, and how it came about.
+
+    `snapshots` and `records` are in the order of the stages; stages that are no passes ("capture", "propagate",
+    "lower", "schedule", "emit") have records too. `seconds` is the time of all stages after capture.
+    """
+
+    traced: Traced
+    placement: Placement
+    plan: Plan
+    snapshots: list[Snapshot]
+    records: list[PassRecord]
+    seconds: float
+
+
+def compile_program(traced: Traced, requests: Requests, settings: Settings) -> Compiled:
+    """Run every stage after capture on one program. The traced graph is consumed: it becomes the global graph."""
+    stages = _Stages(traced.signature, requests, settings)
+    graph = traced.graph
+    stages.note("capture", "global", graph, 0)
+    placement = stages.timed(
+        "propagate", "global", graph, lambda: propagate(graph, traced.signature, requests, settings.cost)
+    )
+    stages.passes(graph, "global")
+    local: GraphModule = stages.timed(
+        "lower", "local", None, lambda: lower(graph, requests.mesh_shape, requests.axis_names)
+    )
+    stages.passes(local, "local")
+    stages.timed("schedule", "scheduled", local, lambda: schedule(local))
+    stages.passes(local, "scheduled")
+    plan = stages.timed(
+        "emit",
+        "plan",
+        local,
+        lambda: emit(local, traced.signature, placement, requests.mesh_shape, requests.axis_names),
+        snapshot=False,
+    )
+    compiled = Compiled(
+        traced, placement, plan, stages.snapshots, stages.records, time.perf_counter() - stages.started
+    )
+    logger("placements").info("%s", lambda_text(lambda: placements_text(compiled)))
+    return compiled
+
+
+class _Stages:
+    """Times stages, pictures graphs, runs passes: the bookkeeping around `compile_program`."""
+
+    def __init__(self, signature: Signature, requests: Requests, settings: Settings) -> None:
+        self.started = time.perf_counter()
+        self.snapshots: list[Snapshot] = []
+        self.records: list[PassRecord] = []
+        context = PassContext(
+            mesh_shape=requests.mesh_shape,
+            axis_names=requests.axis_names,
+            options=current(),
+            signature=signature,
+            numerics=settings.numerics,
+            cost_model=settings.cost,
+            dump_directory=settings.dump_directory,
+        )
+        self.context = context
+        self.manager = PassManager(settings.pipeline, context, settings.limit, self.records, self.snapshots)
+
+    def note(self, stage: str, level: str, graph: GraphModule, time_ms: float, snapshot: bool = True) -> None:
+        """Record a stage that is no pass, and picture the graph after it."""
+        count = len(graph.graph.nodes)
+        numerics = "bitwise" if all(size == 1 for size in self.context.mesh_shape) else "reassociates"
+        self.records.append(PassRecord(stage, level, numerics, 0, time_ms, count, count, _collectives(graph), 0))
+        if snapshot:
+            self.snapshots.append(take_snapshot(graph, stage, level))
+            logger("graph").info("%s\n%s", stage, lambda_text(self.snapshots[-1].text))
+
+    def timed(self, stage: str, level: str, graph: GraphModule | None, work, snapshot: bool = True):  # noqa: ANN001, ANN201
+        """Run a stage, verify the graph it leaves, and note it."""
+        began = time.perf_counter()
+        result = work()
+        graph = graph if graph is not None else result
+        if self.context.options.verify and level != "plan":
+            verify(graph, level, self.context.signature, self.context.axis_sizes)
+        self.note(stage, level, graph, (time.perf_counter() - began) * 1e3, snapshot)
+        return result
+
+    def passes(self, graph: GraphModule, level: str) -> None:
+        """Run the pipeline's passes of a level."""
+        self.manager.run(graph, level)
+
+
+def _collectives(graph: GraphModule) -> Counter[str]:
+    from dtorch.ir.schema import collective_name, is_collective
+
+    return Counter(collective_name(node) for node in graph.graph.nodes if is_collective(node))
+
+
+def placements_text(compiled: Compiled) -> str:
+    """The placements of all inputs, one a line."""
+    axes = ", ".join(
+        f"{name}={size}" for name, size in zip(compiled.plan.axis_names, compiled.plan.mesh_shape)
+    )
+    lines = [f"mesh({axes})"]
+    for item in compiled.plan.inputs:
+        lines.append(f"{item.kind:<8} {item.target:<60} {list(item.shape)} {list(item.spec)}")
+    return "\n".join(lines)
+
+
+class lambda_text:  # noqa: N801  (reads like a function where it is used)
+    """Text that is made only if a log handler asks for it."""
+
+    def __init__(self, make) -> None:  # noqa: ANN001
+        self.make = make
+
+    def __str__(self) -> str:
+        return self.make()
