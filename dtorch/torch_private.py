@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache, lru_cache
 from typing import Any
 
@@ -82,6 +82,23 @@ def watch_replacements(graph_module: torch.fx.GraphModule, seen: Callable[[str, 
         yield
     finally:
         graph_module._unregister_replace_node_hook(hook)
+
+
+def let_fx_print(constant_class: type) -> None:
+    """Let code that torch.fx generates hold instances of a frozen dataclass: `Split(dim=0, outer=1, unit=4)`.
+
+    torch.fx writes constants by `repr`, which for placements is short and for people, and no Python.
+    """
+    opaque = importlib.import_module("torch._library.opaque_object")
+    if opaque.is_opaque_value_type(constant_class):
+        return
+
+    def fx_repr(self: Any) -> tuple[str, dict[str, type]]:
+        named = ", ".join(f"{field.name}={getattr(self, field.name)!r}" for field in fields(self))
+        return f"{constant_class.__name__}({named})", {constant_class.__name__: constant_class}
+
+    constant_class.__fx_repr__ = fx_repr
+    opaque.register_opaque_type(constant_class, typ="value")
 
 
 def size_hint(size: Any) -> int:

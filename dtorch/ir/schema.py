@@ -25,12 +25,14 @@ from torch.fx import Node
 
 from dtorch.ir.layout import Pending, Spec, Split, Whole
 from dtorch.ir.ops import LOCAL_INTEGERS, keep_first, redistribute
-from dtorch.torch_private import OpOverload, functional_collectives, schema_facts, size_hint
+from dtorch.torch_private import OpOverload, functional_collectives, let_fx_print, schema_facts, size_hint
 
 STREAM_COMPUTE = "compute"
 STORAGES = ("pool", "view", "inplace", "argument", "output")
 OWN_OPS = (redistribute, keep_first, *LOCAL_INTEGERS)
 PLACEMENT_CLASSES = (Whole, Pending, Split)
+for _placement in PLACEMENT_CLASSES:  # global graphs hold them as constants of redistribute
+    let_fx_print(_placement)
 
 
 def value(node: Node) -> Any:

@@ -12,6 +12,8 @@ from typing import Any
 
 from torch.fx import Graph, GraphModule, Node, map_arg
 
+from dtorch.torch_private import lazy_graph_module
+
 _WATCHED = ("spec", "stream", "storage", "after")  # metadata whose change is a change of the graph
 
 
@@ -63,7 +65,7 @@ class Snapshot:
             copy = graph.create_node(row.node.op, row.target, args, kwargs, row.name, row.node.type)
             copy.meta = dict(row.meta)
             made[row.node] = copy
-        return GraphModule({}, graph)
+        return lazy_graph_module(graph)
 
     def changed_from(self, before: Snapshot) -> int:
         """How many nodes are new, gone, moved or different from an earlier snapshot of the same graph (0: equal)."""
