@@ -47,10 +47,10 @@ for op in (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.maximum.defau
 for op in (aten.div.Tensor, aten.pow.Tensor_Tensor, aten.remainder.Tensor, aten.fmod.Tensor):
     add(op, p(5, 1, 6), p(3, 6))
 for op in (aten.relu, aten.gelu, aten.silu, aten.sigmoid, aten.tanh, aten.exp, aten.sin, aten.cos, aten.neg, aten.abs,
-           aten.erf, aten.expm1, aten.floor, aten.ceil, aten.round, aten.sign, aten.elu, aten.leaky_relu, aten.hardswish,
-           aten.softplus, aten.mish, aten.hardtanh, aten.relu6, aten.clone, aten.alias, aten.detach, aten.contiguous,
-           aten.square, aten.isnan, aten.isinf, aten.logical_not, aten.lift_fresh_copy, aten.log_sigmoid, aten.hardsigmoid,
-           aten.selu, aten.tan, aten.sinh, aten.cosh, aten.atan, aten.trunc, aten.frac, aten.isfinite):  # fmt: skip
+           aten.erf, aten.expm1, aten.floor, aten.ceil, aten.round, aten.sign, aten.elu, aten.leaky_relu,
+           aten.hardswish, aten.softplus, aten.mish, aten.hardtanh, aten.relu6, aten.clone, aten.alias, aten.detach, aten.contiguous,
+           aten.square, aten.isnan, aten.isinf, aten.logical_not, aten.lift_fresh_copy, aten.log_sigmoid,
+           aten.hardsigmoid, aten.selu, aten.tan, aten.sinh, aten.cosh, aten.atan, aten.trunc, aten.frac, aten.isfinite):  # fmt: skip
     add(op.default, f(5, 6))
 for op in (aten.rsqrt, aten.sqrt, aten.log, aten.log1p, aten.reciprocal, aten.log2, aten.lgamma, aten.digamma):
     add(op.default, p(3, 7))
@@ -132,16 +132,17 @@ add(aten._grouped_mm.default, half(8, 16), half(3, 16, 8), offs)
 add(aten._grouped_mm.default, half(3, 8, 16), half(3, 16, 24))
 
 # attention
-add(aten.scaled_dot_product_attention.default, f(2, 3, 5, 4), f(2, 3, 7, 4), f(2, 3, 7, 6))
-add(aten.scaled_dot_product_attention.default, f(2, 3, 5, 4), f(2, 3, 7, 4), f(2, 3, 7, 6), f(2, 1, 5, 7))
-add(aten.scaled_dot_product_attention.default, f(2, 3, 5, 4), f(2, 3, 7, 4), f(2, 3, 7, 6), b(5, 7) | True)
-add(aten.scaled_dot_product_attention.default, f(2, 3, 5, 4), f(2, 3, 5, 4), f(2, 3, 5, 4), None, 0.0, True)
-add(aten.scaled_dot_product_attention.default, f(2, 3, 1, 4), f(2, 3, 5, 4), f(2, 3, 5, 4), attn_mask=f(2, 3, 1, 5))
-add(aten.scaled_dot_product_attention.default, f(3, 5, 4), f(3, 5, 4), f(3, 5, 4), is_causal=True)
-add(aten.scaled_dot_product_attention.default, f(5, 4), f(5, 4), f(5, 4))
-add(aten.scaled_dot_product_attention.default, f(2, 9, 5, 4), f(2, 3, 5, 4), f(2, 3, 5, 4), is_causal=True, enable_gqa=True)
-add(aten.scaled_dot_product_attention.default, f(2, 8, 5, 4), f(2, 2, 6, 4), f(2, 2, 6, 4), f(2, 1, 5, 6), enable_gqa=True)
-add(aten.scaled_dot_product_attention.default, f(2, 6, 5, 4), f(2, 1, 6, 4), f(2, 1, 6, 4), f(2, 6, 5, 6), enable_gqa=True)
+SDPA = aten.scaled_dot_product_attention.default
+add(SDPA, f(2, 3, 5, 4), f(2, 3, 7, 4), f(2, 3, 7, 6))
+add(SDPA, f(2, 3, 5, 4), f(2, 3, 7, 4), f(2, 3, 7, 6), f(2, 1, 5, 7))
+add(SDPA, f(2, 3, 5, 4), f(2, 3, 7, 4), f(2, 3, 7, 6), b(5, 7) | True)
+add(SDPA, f(2, 3, 5, 4), f(2, 3, 5, 4), f(2, 3, 5, 4), None, 0.0, True)
+add(SDPA, f(2, 3, 1, 4), f(2, 3, 5, 4), f(2, 3, 5, 4), attn_mask=f(2, 3, 1, 5))
+add(SDPA, f(3, 5, 4), f(3, 5, 4), f(3, 5, 4), is_causal=True)
+add(SDPA, f(5, 4), f(5, 4), f(5, 4))
+add(SDPA, f(2, 9, 5, 4), f(2, 3, 5, 4), f(2, 3, 5, 4), is_causal=True, enable_gqa=True)
+add(SDPA, f(2, 8, 5, 4), f(2, 2, 6, 4), f(2, 2, 6, 4), f(2, 1, 5, 6), enable_gqa=True)
+add(SDPA, f(2, 6, 5, 4), f(2, 1, 6, 4), f(2, 1, 6, 4), f(2, 6, 5, 6), enable_gqa=True)
 add(aten._scaled_dot_product_flash_attention_for_cpu.default, f(2, 3, 5, 4), f(2, 3, 5, 4), f(2, 3, 5, 4))
 
 # norms
@@ -238,6 +239,9 @@ add(aten.pad.default, f(3, 4, 5), [1, 2, 0, 1])
 add(aten.pad.default, f(3, 4, 5), [1, 2], "reflect")
 add(aten.pixel_shuffle.default, f(2, 12, 3, 5), 2)
 add(aten.pixel_unshuffle.default, f(2, 3, 6, 10), 2)
+add(aten.diff.default, f(3, 6), 1, -1)
+add(aten.diff.default, f(3, 6), 1, 0, f(2, 6), f(1, 6))
+add(aten.diff.default, f(3, 6), 1, -1, prepend=f(3, 1))
 
 # reductions
 add(aten.sum.default, f(5, 6))
@@ -384,5 +388,5 @@ def test_every_strategy_gives_the_global_result(call):
     op, args, kwargs = call
     dtypes = {t.dtype for t in args if isinstance(t, torch.Tensor)}
     tolerance = 2e-2 if torch.bfloat16 in dtypes else 1e-5 if torch.float32 in dtypes else 1e-9
-    source, runs = check_rule(op, args, kwargs, tolerance=tolerance)
+    source, runs = check_rule(op, args, kwargs, tolerance=tolerance, pairs=30)
     assert source == "own" and runs > 1
