@@ -394,3 +394,47 @@ def teach_fake_tensors() -> None:
             )
 
     op_implementations_dict.setdefault(torch.ops.aten._grouped_mm.default, grouped_mm)
+
+
+def autocast_is_on() -> bool:
+    """Whether autocast is enabled for any device type."""
+    return torch._C._is_any_autocast_enabled()
+
+
+def autocast_casts(op: OpOverload, args: tuple, kwargs: dict[str, Any]) -> list[tuple[torch.Tensor, torch.dtype]]:
+    """Which of a call's (fake) tensors autocast converts first, and to what.
+
+    A pre-dispatch trace records an op before autocast sees it, and torch does not publish autocast's lists of ops. So the
+    call is run twice on fakes, and the conversions of arguments that happen only under autocast are the answer.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen: list[tuple[torch.Tensor, torch.dtype]] = []
+
+    class Conversions(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if func is torch.ops.aten._to_copy.default:
+                seen.append((args[0], result.dtype))
+            return result
+
+    def conversions() -> list[tuple[torch.Tensor, torch.dtype]]:
+        seen.clear()
+        with fake_execution(), Conversions():
+            op(*args, **kwargs)
+        return list(seen)
+
+    cached = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        under = conversions()
+        with torch._C._DisableAutocast():
+            without = conversions()
+    finally:
+        torch.set_autocast_cache_enabled(cached)
+    for tensor, dtype in without:
+        position = next((i for i, (other, to) in enumerate(under) if other is tensor and to == dtype), None)
+        if position is not None:
+            under.pop(position)
+    given = {id(leaf) for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)}
+    return [(tensor, dtype) for tensor, dtype in under if id(tensor) in given]

@@ -60,6 +60,17 @@ def fill(template: Any, values: Sequence[Any]) -> Any:
     return template
 
 
+def replaced(template: Any, moved: dict[Ref, Ref]) -> Any:
+    """The template with some of its `Ref`s exchanged."""
+    found: set[int] = set()
+    collect_refs(template, found)
+    values = [ref(i) for i in range(max(found, default=-1) + 1)]
+    for old, new in moved.items():
+        if old.index < len(values):
+            values[old.index] = new
+    return fill(template, values)
+
+
 @dataclass(frozen=True)
 class Step:
     """One ATen call of an expansion. Arguments hold `Ref`s: first the operation's tensors, then earlier steps."""
@@ -129,6 +140,8 @@ class Operation:
 
     def expand(self) -> Expansion:
         """The functional ATen calls; traced at the first use, under the ambient state of that use."""
+        if self.expansion is None and isinstance(self.function, torch_private.OpOverload):
+            self.expansion = self._one_step()
         if self.expansion is None:
 
             def run(*tensors: torch.Tensor) -> tuple:
@@ -143,6 +156,20 @@ class Operation:
 
             self.expansion = traced(run, self.metas, name_of(self.function))
         return self.expansion
+
+    def _one_step(self) -> Expansion:
+        """An ATen overload (it came past torch functions, from under vmap, where nothing can be traced) is its own step."""
+        if self.mutated:
+            raise CaptureError(f"{self.function} writes a captured tensor in place under vmap. Write outside the vmap.")
+        count = len(self.metas)
+        vals = [meta.fake() for meta in self.results if type(meta) is TensorMeta]
+        whole = vals[0] if self.spec.is_leaf() else torch_private.tree_unflatten(vals, self.spec)
+        steps = [Step(self.function, self.args, self.kwargs, whole)]
+        if not self.spec.is_leaf():
+            steps += [Step(operator.getitem, (ref(count), i), {}, val) for i, val in enumerate(vals)]
+        outputs = range(count, count + 1) if self.spec.is_leaf() else range(count + 1, count + 1 + len(vals))
+        drawn = torch_private.draws_random_numbers(self.function) and draws(self.function, self.args, self.kwargs)
+        return Expansion(tuple(steps), tuple(ref(i) for i in outputs), random=str(self.function) if drawn else None)
 
     def scatter(self, position: int) -> Expansion:
         """New value of the base from (tensors..., new value of the view that is result `position`)."""
@@ -215,6 +242,7 @@ class _Cleaner:
         self.module, self.name = graph_module, name
         self.steps: list[Step] = []
         self.random: str | None = None
+        self.autocast = torch_private.autocast_is_on()
         self.values: dict[torch.fx.Node, Any] = {}
         self.attributes = {
             node: getattr(graph_module, node.target) for node in graph_module.graph.nodes if node.op == "get_attr"
@@ -293,9 +321,29 @@ class _Cleaner:
         if scalar is not None:
             self._emit(node, aten.fill.Scalar, (self._read(node.args[0]), scalar.item()), {})
             return
+        args, kwargs = self._read(node.args), self._read(node.kwargs)
         if target is not operator.getitem:
             self._refuse_unfit(node)
-        self._emit(node, target, self._read(node.args), self._read(node.kwargs))
+            if self.autocast:
+                args, kwargs = self._converted(node, args, kwargs)
+        self._emit(node, target, args, kwargs)
+
+    def _converted(self, node: torch.fx.Node, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The call's arguments with autocast's conversions as steps of their own."""
+        vals = torch.fx.node.map_arg((node.args, node.kwargs), lambda other: other.meta["val"])
+        casts = torch_private.autocast_casts(node.target, *vals)
+        moved: dict[Any, Any] = {}
+        for source in node.all_input_nodes:
+            val = source.meta["val"]
+            dtype = next((dtype for tensor, dtype in casts if tensor is val), None)
+            if dtype is None:
+                continue
+            with torch_private.fake_execution():
+                converted = torch.empty_like(val, dtype=dtype)
+            value = self.values[source]
+            self.steps.append(Step(aten._to_copy.default, (value,), {"dtype": dtype}, converted))
+            moved[value] = ref(self.given + len(self.steps) - 1)
+        return replaced(args, moved), replaced(kwargs, moved)
 
     def _refuse_unfit(self, node: torch.fx.Node) -> None:
         target = node.target

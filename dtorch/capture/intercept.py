@@ -141,20 +141,23 @@ def _iterate(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any])
 # --- positions of true elements: only the mask is read --------------------------------------------------------------
 
 
-def _positions(recorder: Recorder, mask: torch.Tensor, what: str) -> tuple[Any, ...]:
-    """What `mask.nonzero(as_tuple=True)` gives, for the mask's value now, as constants."""
+def _mask_value(recorder: Recorder, mask: torch.Tensor, what: str) -> torch.Tensor:
     if mask.dtype is not torch.bool:
         mask = intercepted(recorder, torch.ne, (mask, 0), {})
-    value = host_value(recorder, mask, what) if isinstance(mask, Tensor) else mask
-    return tuple(_constant(recorder, each) for each in value.nonzero(as_tuple=True))
+    return host_value(recorder, mask, what) if isinstance(mask, Tensor) else mask
+
+
+def _positions(recorder: Recorder, mask: torch.Tensor, what: str) -> tuple[Any, ...]:
+    """What `mask.nonzero(as_tuple=True)` gives, for the mask's value now, as constants."""
+    return tuple(_constant(recorder, each) for each in _mask_value(recorder, mask, what).nonzero(as_tuple=True))
 
 
 def _nonzero(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     if not isinstance(args[0], Tensor):
         return _NOT_SPECIAL
-    positions = _positions(recorder, args[0], "nonzero")
-    as_tuple = kwargs.get("as_tuple", args[1] if len(args) > 1 else False)
-    return positions if as_tuple else recorder.call(torch.stack, (list(positions), 1), {})
+    if kwargs.get("as_tuple", args[1] if len(args) > 1 else False):
+        return _positions(recorder, args[0], "nonzero")
+    return _constant(recorder, _mask_value(recorder, args[0], "nonzero").nonzero())
 
 
 def _where(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -163,22 +166,70 @@ def _where(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -
     return _NOT_SPECIAL
 
 
+def _is_mask(item: Any) -> bool:
+    return isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8)
+
+
+def _is_scalar_index(item: Any) -> bool:
+    return isinstance(item, Tensor) and item.dim() == 0 and not _is_mask(item) and not item.is_floating_point()
+
+
 def _getitem(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     tensor, index = args
     items = index if type(index) is tuple else (index,)
-    if not any(isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8) for item in items):
-        return _NOT_SPECIAL
-    if not any(isinstance(item, Tensor) for item in (tensor, *items)):
+    scalar = _split_scalar_index(tensor, items)
+    if scalar is not None:
+        rest, dim, position = scalar
+        rows = intercepted(recorder, func, (intercepted(recorder, func, (tensor, rest), {}), position), {})
+        return intercepted(recorder, torch.select, (rows, dim, 0), {})
+    if not any(map(_is_mask, items)) or not any(isinstance(item, Tensor) for item in (tensor, *items)):
         return _NOT_SPECIAL
     found: list[Any] = []
     for item in items:
-        if isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8) and item.dim() > 0:
+        if _is_mask(item) and item.dim() > 0:
             found.extend(_positions(recorder, item, "indexing by a mask"))
         elif isinstance(item, Tensor) and item.dtype is torch.bool:
             found.append(bool(host_value(recorder, item, "indexing by a mask")))
         else:
             found.append(item)
     return intercepted(recorder, func, (tensor, tuple(found)), kwargs)
+
+
+def _setitem(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    tensor, index, value = args
+    scalar = _split_scalar_index(tensor, index if type(index) is tuple else (index,))
+    if scalar is None or not isinstance(tensor, Tensor):
+        return _NOT_SPECIAL
+    rest, dim, position = scalar
+    rows = intercepted(recorder, torch.Tensor.__getitem__, (tensor, rest), {})
+    if isinstance(value, torch.Tensor) and value.dim() > 0:
+        shape = [size for i, size in enumerate(rows.shape) if i != dim]
+        value = intercepted(recorder, torch.Tensor.expand, (value, shape), {})
+        value = intercepted(recorder, torch.unsqueeze, (value, dim), {})
+    return intercepted(recorder, func, (rows, position, value), {})
+
+
+def _split_scalar_index(tensor: torch.Tensor, items: tuple) -> tuple[tuple, int, tuple] | None:
+    """`x[..., i, ...]` with one captured integer i among numbers and slices, without reading i.
+
+    Returns the other indices with a full slice for i, the dim of i in what they select, and the index by i there, which
+    keeps that dim with size 1. torch would make a number of i; an index tensor of one element selects the same.
+    """
+    if sum(map(_is_scalar_index, items)) != 1:
+        return None
+    if not all(_is_scalar_index(item) or item is None or type(item) in (int, slice, type(...)) for item in items):
+        return None
+    if any(isinstance(part, torch.Tensor) for item in items if type(item) is slice for part in (item.start, item.stop)):
+        return None
+    used = sum(item is not None and item is not ... for item in items)
+    dim = 0
+    for item in items:
+        if _is_scalar_index(item):
+            scalar = item
+            break
+        dim += 0 if type(item) is int else tensor.dim() - used if item is ... else 1
+    rest = tuple(slice(None) if item is scalar else item for item in items)
+    return rest, dim, (*(slice(None),) * dim, scalar.reshape(1))
 
 
 # --- tensors from Python data ----------------------------------------------------------------------------------------
@@ -250,6 +301,7 @@ SPECIAL: dict[Any, Special] = {
     torch.Tensor.__contains__: _contains,
     torch.Tensor.__iter__: _iterate,
     torch.Tensor.__getitem__: _getitem,
+    torch.Tensor.__setitem__: _setitem,
     torch.Tensor.nonzero: _nonzero,
     torch.nonzero: _nonzero,
     torch.argwhere: _nonzero,

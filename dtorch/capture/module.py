@@ -6,6 +6,7 @@ In: a model (or its `Host`) and example arguments. Out: `Traced`, right for argu
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from typing import Any
@@ -105,11 +106,12 @@ class _Forward:
         self.containers = {id(obj): number for number, obj in enumerate(containers) if obj is not None}
         self.held = containers  # keeps ids unique
         self.results: list[Tensor] = []
+        self._owners: dict[torch.fx.Node, Tensor] = {}
 
     def finish(self, result: Any, arguments: tuple, given: Flat, host: Host) -> Traced:
         recorder = self.recorder
         tree, effects = self._trees(result, arguments, given)
-        nodes = [recorder.value(symbol) for symbol in self.results]
+        nodes = [self._own(symbol) for symbol in self.results]
         outputs = [
             OutputSpec(node.name, aliases=self._alias(symbol))
             for symbol, node in zip(self.results, nodes, strict=True)
@@ -181,6 +183,23 @@ class _Forward:
             return ("container", tree.number if before else self._numbers[tree.number])
         return tree
 
+    def _own(self, symbol: Tensor) -> torch.fx.Node:
+        """The result's node, or a copy where eager's result has memory of its own and the node's value does not."""
+        node = self.recorder.value(symbol)
+        root = symbol if symbol.root is None else symbol.root
+        memory = node
+        while memory.op == "call_function":
+            source = aliased_argument(memory)
+            if source is None:
+                break
+            memory = source
+        owner = self.recorder.inputs[memory] if memory.op == "placeholder" else self._owners.setdefault(memory, root)
+        if owner is root or (owner.origin is not None and owner.origin.kind == "constant"):
+            return node
+        with torch_private.fake_execution():
+            val = torch.ops.aten.clone.default(node.meta["val"])
+        return self.recorder.emit(torch.ops.aten.clone.default, (node,), {}, val)
+
     def _alias(self, symbol: Tensor) -> str | None:
         owner = symbol.root if symbol.root is not None else symbol
         if owner.origin is None or owner.origin.kind == "constant":
@@ -236,3 +255,12 @@ def _top_changed(tree: Any, differs: Callable[[Container], bool]) -> list[Contai
     if differs(tree):
         return [tree]
     return [found for child in tree.children for found in _top_changed(child, differs)]
+
+
+def aliased_argument(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The argument whose memory a node's value shares, or None."""
+    if node.target is operator.getitem:
+        return node.args[0]
+    position = torch_private.schema_facts(node.target).aliases
+    source = None if position is None or position >= len(node.args) else node.args[position]
+    return source if isinstance(source, torch.fx.Node) else None
