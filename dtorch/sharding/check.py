@@ -104,7 +104,7 @@ def replace_tensors(value: Any, new: Iterator[Any]) -> Any:
 
 def addends(tensor: torch.Tensor, count: int, generator: torch.Generator) -> list[torch.Tensor]:
     """`count` tensors that add up to `tensor`, none of them telling."""
-    if tensor.dtype.is_floating_point:
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
         others = [torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype) for _ in range(count - 1)]
     else:
         others = [torch.randint(-9, 9, tensor.shape, generator=generator, dtype=tensor.dtype) for _ in range(count - 1)]
@@ -162,7 +162,9 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
     """Largest difference relative to the expected values' magnitude; equal infinities and NaNs do not differ."""
     if expected.numel() == 0:
         return 0.0
-    if not (expected.dtype.is_floating_point or expected.dtype.is_complex):
+    if expected.dtype.is_complex:
+        return difference(torch.view_as_real(found.resolve_conj()), torch.view_as_real(expected.resolve_conj()))
+    if not expected.dtype.is_floating_point:
         return 0.0 if torch.equal(found, expected) else float("inf")
     same = (found == expected) | (found.isnan() & expected.isnan())
     if bool(same.all()):
@@ -199,27 +201,40 @@ def choices(rule: Mapping | Alternatives) -> list[Choice]:
     return found + [Choice(carry(rule, pending)) for pending in rule.linear]
 
 
-def check_choice(
-    op: Any, args: tuple, kwargs: dict, chosen: Sequence[Choice], mesh_shape: Shape, *, tolerance: float, seed: int = 0
-) -> None:
-    """Run one strategy per mesh axis on every coordinate and compare with the op run whole."""
-    expected = op(*args, **kwargs)
-    outputs = results(expected)
+@dataclass(frozen=True)
+class Parts:
+    """What an op run in parts gave: for each result what every coordinate holds, and how it is placed."""
+
+    local: list[dict[Coordinate, torch.Tensor]]
+    placed: list[Spec]
+    told: str
+
+
+def run_parts(
+    op: Any,
+    args: tuple,
+    kwargs: dict[str, Any],
+    outputs: Sequence[torch.Tensor],
+    chosen: Sequence[Choice],
+    mesh_shape: Shape,
+    seed: int = 0,
+) -> Parts:
+    """Run an op under one strategy per mesh axis at every coordinate; `outputs` are the results of the whole op."""
     tensors = tensors_in([*args, *kwargs.values()])
     input_specs = list(zip(*(choice.strategy[0] for choice in chosen))) if tensors else []
     output_specs = list(zip(*(choice.strategy[1] for choice in chosen)))
-    generator = torch.Generator().manual_seed(seed)
-    held = [scatter(t, spec, mesh_shape, generator) for t, spec in zip(tensors, input_specs, strict=True)]
     told = (
         f"{op} on {[tuple(t.shape) for t in tensors]}, mesh {mesh_shape}, cut {[choice.cuts for choice in chosen]}: "
         f"{input_specs} -> {output_specs}"
     )
+    generator = torch.Generator().manual_seed(seed)
+    held = [scatter(t, spec, mesh_shape, generator) for t, spec in zip(tensors, input_specs, strict=True)]
     local: list[dict[Coordinate, torch.Tensor]] = [{} for _ in outputs]
     for coordinate in product(*map(range, mesh_shape)):
         new_args, new_kwargs = replace_tensors([list(args), kwargs], iter([parts[coordinate] for parts in held]))
         ctx = RealContext(mesh_shape, coordinate, input_specs, output_specs)
-        call = OpCall(op, tuple(new_args), new_kwargs, args, kwargs, tuple(outputs))
         try:
+            call = OpCall(op, tuple(new_args), new_kwargs, args, kwargs, tuple(outputs))
             values = results(localize(ctx, call))
         except Exception as error:
             raise RuleError(f"{told}: at {coordinate}: {type(error).__name__}: {error}") from error
@@ -231,11 +246,27 @@ def check_choice(
                     f"not {outputs[position].dtype}{wanted}"
                 )
             local[position][coordinate] = value
+    return Parts(local, output_specs, told)
+
+
+def check_choice(
+    op: Any,
+    args: tuple,
+    kwargs: dict[str, Any],
+    outputs: Sequence[torch.Tensor],
+    chosen: Sequence[Choice],
+    mesh_shape: Shape,
+    *,
+    tolerance: float,
+    seed: int = 0,
+) -> None:
+    """Run one strategy per mesh axis and compare what all coordinates hold together with the whole op's `outputs`."""
+    parts = run_parts(op, args, kwargs, outputs, chosen, mesh_shape, seed)
     for position, output in enumerate(outputs):
-        found, complaint = gather(local[position], output_specs[position], mesh_shape, output)
+        found, complaint = gather(parts.local[position], parts.placed[position], mesh_shape, output)
         apart = difference(found, output)
         if complaint or apart > tolerance:
-            raise RuleError(f"{told}: result {position} is off by {apart:.2e} {complaint}")
+            raise RuleError(f"{parts.told}: result {position} is off by {apart:.2e} {complaint}")
 
 
 def compatible(first: Choice, second: Choice) -> bool:
@@ -267,11 +298,11 @@ def check_rule(
         found = choices(rule)
         for count in axis_sizes:
             for choice in found if count > 1 else found[:1]:
-                check_choice(op, args, kwargs, [choice], (count,), tolerance=tolerance, seed=seed)
+                check_choice(op, args, kwargs, outputs, [choice], (count,), tolerance=tolerance, seed=seed)
                 runs += 1
         legal = [(a, b) for a in found[1:] for b in found[1:] if compatible(a, b)]
         for pair in draw.sample(legal, min(pairs, len(legal))):
             mesh_shape = draw.choice([(2, 2), (2, 3), (3, 2)])
-            check_choice(op, args, kwargs, pair, mesh_shape, tolerance=tolerance, seed=seed)
+            check_choice(op, args, kwargs, outputs, pair, mesh_shape, tolerance=tolerance, seed=seed)
             runs += 1
     return source, runs

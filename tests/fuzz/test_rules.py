@@ -390,3 +390,18 @@ def test_every_strategy_gives_the_global_result(call):
     tolerance = 2e-2 if torch.bfloat16 in dtypes else 1e-5 if torch.float32 in dtypes else 1e-9
     source, runs = check_rule(op, args, kwargs, tolerance=tolerance, pairs=30)
     assert source == "own" and runs > 1
+
+
+FALLBACKS = [
+    (aten.linalg_cross.default, (f(5, 3, 4), f(5, 3, 4)), {"dim": 1}),
+    (aten.linalg_inv_ex.default, (f(5, 3, 3),), {}),
+    (aten._fft_c2c.default, (torch.complex(f(5, 6), f(5, 6)), [1], 0, True), {}),
+    (aten.grid_sampler_2d.default, (f(3, 2, 4, 4), f(3, 5, 5, 2), 0, 0, False), {}),
+    (aten.view_as_complex.default, (f(5, 3, 2),), {}),
+]
+
+
+@pytest.mark.parametrize("call", FALLBACKS, ids=lambda call: str(call[0]))
+def test_strategies_from_torch_give_the_global_result(call):
+    source, runs = check_rule(*call)
+    assert source == "torch" and runs > 4

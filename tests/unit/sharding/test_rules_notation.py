@@ -223,17 +223,11 @@ def test_tensor_keywords_in_any_order_keep_the_order_of_the_node():
 
 
 def test_an_op_known_to_torch_only_comes_from_its_tables():
-    from dtorch.sharding.rules import registry
-
-    x = meta(4, 5)
-    kept = registry._RULES.pop("aten::cumsum"), registry._FOUND.pop(aten.cumsum.default, None)
-    try:
-        found, source = mappings_of(aten.cumsum.default, (x, 0), {}, [x])
-    finally:
-        registry._RULES["aten::cumsum"] = kept[0]
-        registry._FOUND.clear()
+    x, y = meta(4, 3, 5), meta(4, 3, 5)
+    found, source = mappings_of(aten.linalg_cross.default, (x, y), {"dim": 1}, [x])
     assert source == "torch" and isinstance(found, Alternatives)
-    assert ((Split(1),), (Split(1),)) in found.strategies and ((Split(0),), (Split(0),)) not in found.strategies
+    assert ((Split(2), Split(2)), (Split(2),)) in found.strategies
+    assert ((Split(1), Split(1)), (Split(1),)) not in found.strategies
 
 
 def test_an_unknown_op_is_whole(own_op):
