@@ -24,7 +24,8 @@ def alternatives_of(
 ) -> Alternatives | None:
     """Torch's strategies for one call with that many tensor inputs and results, or None.
 
-    Averages are left out: torch's Partial("avg") is exact for even pieces only.
+    Averages are left out: torch's Partial("avg") is exact for even pieces only. So are partial inputs but sums:
+    torch's tables say of some ops (the Fourier transforms) that they take partial maxima to partial maxima.
     """
     from dtorch.torch_private import single_dim_strategies
 
@@ -38,6 +39,8 @@ def alternatives_of(
     for placements in raw:
         placed = tuple(_placed(p) for p in placements)
         if len(placed) != inputs + outputs or any(type(p) is Pending and p.op == "avg" for p in placed):
+            continue
+        if any(type(p) is Pending and p.op != "sum" for p in placed[outputs:]):
             continue
         strategy = placed[outputs:], placed[:outputs]
         if strategy not in found:

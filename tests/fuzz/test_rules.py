@@ -46,11 +46,10 @@ for op in (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.maximum.defau
     add(op, f(4, 6), f(4, 6))
 for op in (aten.div.Tensor, aten.pow.Tensor_Tensor, aten.remainder.Tensor, aten.fmod.Tensor):
     add(op, p(5, 1, 6), p(3, 6))
-for op in (aten.relu, aten.gelu, aten.silu, aten.sigmoid, aten.tanh, aten.exp, aten.sin, aten.cos, aten.neg, aten.abs,
-           aten.erf, aten.expm1, aten.floor, aten.ceil, aten.round, aten.sign, aten.elu, aten.leaky_relu,
-           aten.hardswish, aten.softplus, aten.mish, aten.hardtanh, aten.relu6, aten.clone, aten.alias, aten.detach, aten.contiguous,
-           aten.square, aten.isnan, aten.isinf, aten.logical_not, aten.lift_fresh_copy, aten.log_sigmoid,
-           aten.hardsigmoid, aten.selu, aten.tan, aten.sinh, aten.cosh, aten.atan, aten.trunc, aten.frac, aten.isfinite):  # fmt: skip
+UNARY = """relu gelu silu sigmoid tanh exp sin cos neg abs erf expm1 floor ceil round sign elu leaky_relu hardswish
+    softplus mish hardtanh relu6 clone alias detach contiguous square isnan isinf logical_not lift_fresh_copy log_sigmoid
+    hardsigmoid selu tan sinh cosh atan trunc frac isfinite"""
+for op in [getattr(aten, name) for name in UNARY.split()]:
     add(op.default, f(5, 6))
 for op in (aten.rsqrt, aten.sqrt, aten.log, aten.log1p, aten.reciprocal, aten.log2, aten.lgamma, aten.digamma):
     add(op.default, p(3, 7))

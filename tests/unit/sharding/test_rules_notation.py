@@ -36,7 +36,7 @@ def own_op():
     def op(x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
         return x.softmax(-1) + (0 if y is None else y)
 
-    return getattr(getattr(torch.ops, "dtorch_test"), name.partition("::")[2])
+    return getattr(torch.ops.dtorch_test, name.partition("::")[2])
 
 
 # --- reading -------------------------------------------------------------------------------------------------------
@@ -209,7 +209,8 @@ def test_casts_pass_partial_sums_only_to_wider_types():
 
 def test_random_ops_are_whole():
     x = meta(4, 5)
-    for op, args in ((aten.bernoulli.default, (x,)), (aten.dropout.default, (x, 0.5, True)), (aten.rand_like.default, (x,))):
+    calls = ((aten.bernoulli.default, (x,)), (aten.dropout.default, (x, 0.5, True)), (aten.rand_like.default, (x,)))
+    for op, args in calls:
         found, source = mappings_of(op, args, {}, [x])
         assert source == "own" and found[0].cuttable() == (), op
 
