@@ -47,8 +47,8 @@ for op in (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.maximum.defau
 for op in (aten.div.Tensor, aten.pow.Tensor_Tensor, aten.remainder.Tensor, aten.fmod.Tensor):
     add(op, p(5, 1, 6), p(3, 6))
 UNARY = """relu gelu silu sigmoid tanh exp sin cos neg abs erf expm1 floor ceil round sign elu leaky_relu hardswish
-    softplus mish hardtanh relu6 clone alias detach contiguous square isnan isinf logical_not lift_fresh_copy log_sigmoid
-    hardsigmoid selu tan sinh cosh atan trunc frac isfinite"""
+    softplus mish hardtanh relu6 clone alias detach contiguous square isnan isinf logical_not lift_fresh_copy
+    log_sigmoid hardsigmoid selu tan sinh cosh atan trunc frac isfinite"""
 for op in [getattr(aten, name) for name in UNARY.split()]:
     add(op.default, f(5, 6))
 for op in (aten.rsqrt, aten.sqrt, aten.log, aten.log1p, aten.reciprocal, aten.log2, aten.lgamma, aten.digamma):
@@ -361,6 +361,9 @@ add(aten.adaptive_max_pool2d.default, f(3, 4, 6, 6), [2, 2])
 add(aten.upsample_nearest2d.vec, f(3, 4, 5, 5), None, [2.0, 2.0])
 add(aten.upsample_bilinear2d.default, f(3, 4, 5, 5), [7, 7], False)
 add(aten.upsample_nearest1d.default, f(3, 4, 5), [7])
+add(aten._fft_c2c.default, torch.complex(f(5, 6), f(5, 6)), [1], 0, True)
+add(aten._fft_r2c.default, f(5, 3, 6), [0, 2], 0, True)
+add(aten._fft_c2r.default, torch.complex(f(5, 4), f(5, 4)), [1], 0, 6)
 
 # factories
 add(aten.full.default, [5, 6], 2.0)
@@ -394,7 +397,6 @@ def test_every_strategy_gives_the_global_result(call):
 FALLBACKS = [
     (aten.linalg_cross.default, (f(5, 3, 4), f(5, 3, 4)), {"dim": 1}),
     (aten.linalg_inv_ex.default, (f(5, 3, 3),), {}),
-    (aten._fft_c2c.default, (torch.complex(f(5, 6), f(5, 6)), [1], 0, True), {}),
     (aten.grid_sampler_2d.default, (f(3, 2, 4, 4), f(3, 5, 5, 2), 0, 0, False), {}),
     (aten.view_as_complex.default, (f(5, 3, 2),), {}),
 ]

@@ -10,6 +10,7 @@ from dtorch.sharding.rules import (  # noqa: F401  (imported for their registrat
     pieces,
     pointwise,
     reductions,
+    transforms,
     views,
 )
 from dtorch.sharding.rules.registry import mappings_of, register_sharding_rule
