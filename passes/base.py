@@ -26,6 +26,7 @@ NUMERICS: tuple[Numerics, ...] = get_args(Numerics)
 PassFunction = Callable[[GraphModule, "PassContext"], int]
 Registrable = TypeVar("Registrable", bound=Callable[..., Any])
 
+
 @dataclass
 class PassContext:
     """What passes may know besides the graph, and where they report to; one for each compilation.
@@ -79,6 +80,7 @@ class Pass:
         raise NotImplementedError(f"{type(self).__name__} has no run method")
 
     def __call__(self, graph_module: GraphModule, context: PassContext) -> int:
+        """The same as `run`, so that a pass serves where a plain function does."""
         return self.run(graph_module, context)
 
 

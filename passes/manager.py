@@ -21,6 +21,7 @@ from dtorch.ir.text import node_line
 from dtorch.ir.verify import verify
 from dtorch.options import logger
 from dtorch.passes.base import NUMERICS, CallablePass, Level, Pass, PassContext
+from dtorch.passes.dead_code import remove_dead_nodes
 from dtorch.passes.metadata import refresh_metadata
 from dtorch.passes.pipeline import PassPipeline
 from dtorch.torch_private import watch_replacements
@@ -112,6 +113,8 @@ class PassManager:
             raise self._failure(entry, graph_module, what) from error
         after = take_snapshot(graph_module, entry.name, entry.level)
         touched = after.changed_from(before)
+        if touched and isinstance(entry, CallablePass) and remove_dead_nodes(graph_module.graph):
+            after = take_snapshot(graph_module, entry.name, entry.level)
         if isinstance(entry, CallablePass) and (rewrites is None or rewrites is graph_module):
             rewrites = touched
         if type(rewrites) is not int or rewrites < 0:
@@ -170,9 +173,7 @@ class _Facts:
 
     @staticmethod
     def of(graph_module: GraphModule, snapshot: Snapshot) -> _Facts:
-        counts = Counter(
-            schema.collective_name(row.node) for row in snapshot.rows if schema.is_collective(row.node)
-        )
+        counts = Counter(schema.collective_name(row.node) for row in snapshot.rows if schema.is_collective(row.node))
         return _Facts(len(snapshot.rows), counts, peak_bytes(graph_module.graph))
 
     def record(

@@ -70,5 +70,10 @@ def _inherit_spec(node: Node, inherited: dict) -> None:
         node.meta["spec"] = node.args[2]
         return
     new, old = node.meta["val"], inherited.get("val")
-    if "spec" in inherited and isinstance(new, Tensor) and isinstance(old, Tensor) and new.shape == old.shape:
+    if (
+        "spec" in inherited
+        and isinstance(new, Tensor)
+        and isinstance(old, Tensor)
+        and schema.same_sizes(new.shape, old.shape)
+    ):
         node.meta["spec"] = inherited["spec"]

@@ -40,6 +40,14 @@ class PassPipeline:
             pipeline = pipeline.append(entry)
         return pipeline
 
+    def key(self) -> PassPipeline | None:
+        """The pipeline itself as part of a cache's key, or None if one of its passes has an unhashable option."""
+        try:
+            hash(self)
+        except TypeError:
+            return None
+        return self
+
     def names(self) -> tuple[str, ...]:
         """The names of all passes in order, disabled ones too."""
         return tuple(entry.name for entry in self.passes)

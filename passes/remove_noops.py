@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from dtorch.ir.schema import alias_source, is_random, value
+from dtorch.ir.schema import alias_source, is_random, same_sizes, value
 from dtorch.passes.base import Pass, PassContext, register_pass
 from dtorch.torch_private import OpOverload
 
@@ -92,12 +92,7 @@ def _same_layout(one: Any, other: Any) -> bool:
         and one.dtype == other.dtype
         and one.device == other.device
         and one.layout == other.layout
-        and _same_sizes(one.shape, other.shape)
-        and _same_sizes(one.stride(), other.stride())
-        and _same_sizes((one.storage_offset(),), (other.storage_offset(),))
+        and same_sizes(one.shape, other.shape)
+        and same_sizes(one.stride(), other.stride())
+        and same_sizes((one.storage_offset(),), (other.storage_offset(),))
     )
-
-
-def _same_sizes(one: Any, other: Any) -> bool:
-    # Comparing symbolic sizes would add a guard to the graph's shape environment; their text does not.
-    return tuple(map(str, one)) == tuple(map(str, other))

@@ -47,9 +47,7 @@ class GraphBuilder:
 
     def collect(self, name: str, *args: Any, started: Mapping | None = None, waited: Mapping | None = None) -> Node:
         """A collective and its wait."""
-        return self.call(
-            collectives["wait_tensor"], self.call(collectives[name], *args, meta=started), meta=waited
-        )
+        return self.call(collectives["wait_tensor"], self.call(collectives[name], *args, meta=started), meta=waited)
 
     def done(self, *results: Any) -> GraphModule:
         self.graph.output(tuple(results))

@@ -11,12 +11,14 @@ whether it is a collective, a view, random, or has effects. No stage writes a me
 | `origin` | all | `(pass name, name of the node replaced or None)` on nodes that a pass made |
 | `stream` | scheduled | `"compute"` or `"comm:<axis>"` |
 | `storage` | scheduled | `"pool"`, `"view"`, `"inplace"`, `"argument"`, `"output"` |
+| `storage_of` | scheduled | for "inplace": the node whose bytes are written |
 | `after` | scheduled | tuple of names of nodes, on other streams, whose events this node waits for |
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -139,9 +141,17 @@ def alias_source(node: Node) -> Node | None:
     source, result = value(base), value(node)
     if not isinstance(source, Tensor) or not isinstance(result, Tensor) or source.dtype != result.dtype:
         return None
-    if source.shape == result.shape:
-        return base if source.stride() == result.stride() else None
+    if same_sizes(source.shape, result.shape):
+        return base if same_sizes(source.stride(), result.stride()) else None
     return base if source.is_contiguous() else None
+
+
+def same_sizes(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether sizes or strides are equal, symbolic ones by their text: comparing those would add a guard."""
+    return len(one) == len(other) and all(
+        a is b or (a == b if type(a) is int and type(b) is int else str(a) == str(b))
+        for a, b in zip(one, other, strict=True)
+    )
 
 
 def tensor_bytes(tensor: Any) -> int:

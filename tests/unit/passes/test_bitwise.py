@@ -7,6 +7,7 @@ from graph_building import GraphBuilder, aten, run_graph, same_bits
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from dtorch.ir.snapshot import take_snapshot
 from dtorch.ir.verify import verify
@@ -90,3 +91,21 @@ def test_snapshots_print_and_rebuild_the_graph_of_their_moment(graph_module: Gra
     assert before.text() == text  # made only now, after the nodes were rewritten
     for one, other in zip(expected, run_graph(before.graph_module(), *inputs), strict=True):
         assert same_bits(one, other)
+
+
+def test_symbolic_sizes_get_no_guard_and_keep_their_results() -> None:
+    def forward(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows = x.size(0)
+        same = x.view(rows, 3).cos() + x.view(rows, x.size(1)).cos()
+        return same.reshape(rows * 3), x.expand(rows, 3).relu()
+
+    graph_module = make_fx(forward, tracing_mode="symbolic")(torch.randn(5, 3))
+    guards = len(next(iter(graph_module.graph.nodes)).meta["val"].fake_mode.shape_env.guards)
+    manager = PassManager(default_passes(), PassContext())
+    assert manager.run(graph_module, "global") > 0
+    shape_env = next(iter(graph_module.graph.nodes)).meta["val"].fake_mode.shape_env
+    assert len(shape_env.guards) == guards
+    manager.snapshots[-1].text()
+    for rows in (5, 8):
+        x = torch.randn(rows, 3)
+        assert all(map(same_bits, graph_module(x), forward(x)))

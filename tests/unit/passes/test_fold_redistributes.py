@@ -14,7 +14,7 @@ from dtorch.ir.layout import PENDING, WHOLE, Pending, Spec, Split, put_local, ta
 from dtorch.ir.ops import redistribute
 from dtorch.ir.verify import verify
 from dtorch.passes.base import Pass, PassContext
-from dtorch.passes.fold_redistributes import FoldReductions, FoldRedistributes
+from dtorch.passes.fold_redistributes import FoldRedistributes, FoldReductions
 
 S0, S1 = Split(0), Split(1)
 

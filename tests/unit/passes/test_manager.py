@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from graph_building import GraphBuilder, aten, nodes_of, same_bits, run_graph
+from graph_building import GraphBuilder, aten, nodes_of, run_graph, same_bits
 from torch.fx import GraphModule
 
 from dtorch.errors import PassError, VerifyError
@@ -111,6 +111,16 @@ def test_a_users_callable_need_not_count() -> None:
     assert len(manager.snapshots) == 1
 
 
+def test_dead_nodes_that_a_users_callable_leaves_are_removed() -> None:
+    def read_the_input(graph_module: GraphModule) -> None:
+        node = nodes_of(graph_module, aten.mul.Tensor)[0]
+        node.args = (node.args[0].args[0], node.args[0].args[0])
+
+    graph_module = graph()
+    PassManager(PassPipeline().append(read_the_input), PassContext()).run(graph_module, "global")
+    assert not nodes_of(graph_module, aten.cos.default)
+
+
 def erase_quietly(graph_module: GraphModule, context: PassContext) -> int:
     cos_to_sin(graph_module, context)
     return 0
@@ -141,9 +151,8 @@ def test_a_pass_that_does_not_return_a_count_is_caught(result: object) -> None:
 
 def test_a_pass_that_raises_is_named_with_the_node_it_looked_at() -> None:
     def careless(graph_module: GraphModule, context: PassContext) -> int:
-        for node in nodes_of(graph_module, aten.mul.Tensor):
-            raise KeyError("no idea")
-        return 0
+        node = nodes_of(graph_module, aten.mul.Tensor)[0]
+        raise KeyError(f"no idea about {node.name}")
 
     with pytest.raises(PassError) as caught:
         manage(pass_of(careless)).run(graph(), "global")

@@ -112,6 +112,15 @@ def test_pipelines_with_the_same_callable_are_equal_and_hashable() -> None:
     assert hash(default_passes().append(mine)) == hash(default_passes().append(mine))
 
 
+def test_a_pipeline_without_a_key_says_so() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Listed(Pass):
+        names: list[str]
+
+    assert default_passes().key() is default_passes()
+    assert default_passes().append(Listed(names=["x"])).key() is None
+
+
 def test_disable_and_enable() -> None:
     pipeline = default_passes().disable("dead_code")
     assert "dead_code" not in [entry.name for entry in pipeline.enabled("global")]
