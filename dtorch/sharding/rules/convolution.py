@@ -13,7 +13,7 @@ _LINEAR = ((0, 2), (1, 2))
 
 
 def _convolve(call: Call, x: Any, weight: Any, groups: int, transposed: bool) -> Mapping:
-    """X (n, (g i), ...), weight ((g o), i, ...) or transposed ((g i), o, ...), bias (g o)."""
+    """Factors of x (n, (g i), ...), weight ((g o), i, ...) or transposed ((g i), o, ...), bias (g o)."""
     kernel = [f"!k{i}" for i in range(len(weight.shape) - 2)]
     before, after = [f"!s{i}" for i in range(len(kernel))], [f"!t{i}" for i in range(len(kernel))]
     batch = ["n"] if len(x.shape) == len(weight.shape) else []

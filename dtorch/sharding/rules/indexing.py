@@ -55,7 +55,7 @@ def local_embedding(ctx: LocalContext, call: OpCall) -> Any:
 
 @rule("index_select")
 def index_select(call: Call, x: Any, dim: int, index: Any) -> Mapping:
-    """X with one dim replaced by the index's."""
+    """One dim of x is replaced by the index's."""
     before = [f"d{i}" for i in range(len(x.shape))]
     after = list(before)
     if before:
@@ -175,22 +175,13 @@ def index_put(call: Call, x: Any, indices: Any, values: Any, accumulate: bool = 
     rank = max(len(t.shape) for t in tensors)
     rows = [f"{'' if accumulate else '!'}i{i}" for i in range(rank)]
     written = _spread(dims, touched, rows, adjacent)
-    sizes = {}
-    for t in tensors:
-        for name, size in zip(rows[rank - len(t.shape) :], t.shape):
-            sizes[name] = max(size, sizes.get(name, 1))
     value_dims = written[len(written) - len(values.shape) :]
-    broadcast = any(v == 1 and sizes.get(n, 1) > 1 for n, v in zip(value_dims, values.shape)) or len(value_dims) < len(
-        written
-    )
-    mapping = call.build(
+    return call.build(
         [dims, *(rows[rank - len(t.shape) :] for t in tensors), value_dims],
         [dims],
         linear=((0, len(call.tensors) - 1),),
         additive=(0,),
-        blocked=rows if broadcast else (),
     )
-    return mapping
 
 
 def _mask_put(call: Call, x: Any, indices: Any, values: Any) -> Mapping:

@@ -13,7 +13,7 @@ _EACH = ((0,), (1,))
 
 @rule("linear")
 def linear(call: Call, x: Any, weight: Any, bias: Any = None) -> Mapping:
-    """X (..., i), weight (o, i) or (i), bias (o)."""
+    """Factors of x (..., i), weight (o, i) or (i), bias (o)."""
     text = "... i, o i, o? -> ... o" if len(weight.shape) == 2 else "... i, i, 1? -> ..."
     return call.notate(text, x, weight, bias, linear=((0, 2), (1, 2)), additive=(2,))
 
@@ -55,7 +55,7 @@ def added_product(call: Call, bias: Any, x: Any, y: Any, **options: Any) -> Mapp
 
 @rule("bilinear")
 def bilinear(call: Call, x: Any, y: Any, weight: Any, bias: Any = None) -> Mapping:
-    """X (..., i), y (..., j), weight (o, i, j), bias (o)."""
+    """Factors of x (..., i), y (..., j), weight (o, i, j), bias (o)."""
     return call.notate(
         "... i, ... j, o i j, o? -> ... o", x, y, weight, bias, linear=((0, 3), (1, 3), (2, 3)), additive=(3,)
     )

@@ -26,7 +26,7 @@ def layer_norm(call: Call, x: Any, shape: Any, *rest: Any, **options: Any) -> Ma
 
 @rule("group_norm")
 def group_norm(call: Call, x: Any, groups: int, *rest: Any, **options: Any) -> Mapping:
-    """X (n, (group channel), ...): groups may be cut, what is in a group may not."""
+    """In x (n, (group channel), ...) groups may be cut, what is in a group may not."""
     sizes = {"g": groups, "!c": x.shape[1] // groups if groups else 0}
     channel = ("g", "!c")
     spatial = [f"!s{i}" for i in range(len(x.shape) - 2)]
@@ -74,7 +74,7 @@ _TRAINING_ARGUMENT = {"batch_norm": 5, "native_batch_norm": 5, "instance_norm": 
     "_native_batch_norm_legit.no_stats", "instance_norm",
 )  # fmt: skip
 def batch_norm(call: Call, x: Any, *rest: Any, **options: Any) -> Mapping | None:
-    """X (n, c, ...), weights (c): elementwise with running statistics, else only channels are free."""
+    """Elementwise in x (n, c, ...) and weights (c) with running statistics, else only channels are free."""
     position = _TRAINING_ARGUMENT.get(call.name)
     arguments = (x, *rest)
     fixed = position is None if position is None else not arguments[position]

@@ -57,7 +57,7 @@ def linear_sets(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     "type_as", "where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar", "masked_fill", "floor_divide",
     "rsub", "true_divide", "divide", "multiply", "subtract", "negative", "positive", "__and__", "__or__", "__xor__",
     "__lshift__", "__rshift__", "gelu", "silu", "relu", "relu6", "mish", "hardswish", "hardsigmoid", "hardtanh",
-    "leaky_relu", "elu", "selu", "celu", "softplus", "log_sigmoid", "log_sigmoid_forward", "tanhshrink", "prelu_kernel",
+    "leaky_relu", "elu", "selu", "celu", "softplus", "log_sigmoid", "tanhshrink", "prelu_kernel",
     "square", "clip", "clamp", "isfinite", "isinf", "isnan", "isposinf", "isneginf", "logical_not", "lerp", "addcmul",
     "addcdiv", "pow", "float_power", "nan_to_num", "_autocast_to_full_precision", "_autocast_to_reduced_precision",
     "fill", "expit", "erf", "sigmoid", "isreal", "fix", "absolute", "arctan2", "greater", "less",
@@ -68,10 +68,13 @@ def pointwise(call: Call, *args: Any, **kwargs: Any) -> Mapping:
     """Every dim is free; size one against a larger size is whole."""
     if torch.Tag.nondeterministic_seeded in call.op.tags:
         return replicated(call)
+    return elementwise(call, args, kwargs)
+
+
+def elementwise(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mapping:
+    """The mapping of an elementwise op."""
     rank = len(call.outputs[0].shape)
     names = [f"d{i}" for i in range(rank)]
-    if call.name in ("log_sigmoid_forward",):
-        return call.build([names], [names, [f"!b{i}" for i in range(len(call.outputs[1].shape))]])
     return call.build(
         [names[rank - len(t.shape) :] for t in call.tensors],
         [names] * len(call.outputs),
@@ -82,7 +85,7 @@ def pointwise(call: Call, *args: Any, **kwargs: Any) -> Mapping:
 @rule("dropout", "feature_dropout", "alpha_dropout", "native_dropout")
 def dropout(call: Call, x: Any, p: float = 0.5, train: bool | None = False) -> Mapping:
     """The identity when not training; random numbers are those of the whole tensor, so it is whole otherwise."""
-    return replicated(call) if train and p > 0 else pointwise(call, x)
+    return replicated(call) if train and p > 0 else elementwise(call, (x,), {})
 
 
 @rule("glu")

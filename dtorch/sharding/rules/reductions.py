@@ -25,7 +25,7 @@ def reduced_dims(rank: int, dims: Any) -> list[int]:
 
 
 def reduction(call: Call, x: Any, dims: Any, mark: str, **options: Any) -> Mapping:
-    """X with `dims` gone (or of size one) in every result; `mark` "!" blocks them."""
+    """The factors of a reduction: `dims` are gone (or of size one) in every result; `mark` "!" blocks them."""
     rank = len(x.shape)
     gone = reduced_dims(rank, dims)
     before = [f"{mark if i in gone else ''}d{i}" for i in range(rank)]

@@ -14,7 +14,7 @@ never_empty(*_FOURIER)
 
 @rule(*_FOURIER)
 def fourier(call: Call, x: Any, dims: Any, *rest: Any, **options: Any) -> Mapping:
-    """x with `dims` transformed; the last of them changes its size when one side is real."""
+    """The `dims` of x are transformed; the last changes its size when one side is real."""
     rank = len(x.shape)
     touched = {d % rank for d in dims}
     before = [f"!i{i}" if i in touched else f"d{i}" for i in range(rank)]

@@ -167,12 +167,7 @@ def local_expand(ctx: LocalContext, call: OpCall) -> Any:
 def broadcast_tensors(call: Call, tensors: Any) -> Mapping | None:
     """Each to the common shape."""
     dims = names(len(call.outputs[0].shape))
-    return call.build(
-        [dims[len(dims) - len(t.shape) :] for t in tensors],
-        [dims] * len(call.outputs),
-        blocked=[d for i, d in enumerate(dims) if any(i < len(dims) - len(t.shape) or t.shape[i - len(dims)] == 1
-                                                      for t in tensors)],
-    )  # fmt: skip
+    return call.build([dims[len(dims) - len(t.shape) :] for t in tensors], [dims] * len(call.outputs))
 
 
 def is_full_range(size: int, start: Any, end: Any, step: int) -> bool:
