@@ -13,11 +13,9 @@ from functools import cache, lru_cache
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 # --- for ir and passes: operator schemas, collectives, graph hooks ------------------------------------------------
-
-
-OpOverload = torch._ops.OpOverload
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ def functional_collectives() -> dict[str, OpOverload]:
 
 
 @contextmanager
-def watch_replacements(graph_module: torch.fx.GraphModule, seen: Callable[[str, str, Any], None]) -> Iterator[None]:
+def watch_replacements(graph_module: torch.fx.GraphModule, seen: Callable[[str, str, Any], object]) -> Iterator[None]:
     """Call `seen(old node's name, new node's name, user node)` whenever a use of a node is replaced by another."""
 
     def hook(old: Any, new: str, user: Any) -> None:
@@ -84,7 +82,7 @@ def watch_replacements(graph_module: torch.fx.GraphModule, seen: Callable[[str, 
         graph_module._unregister_replace_node_hook(hook)
 
 
-def let_fx_print(constant_class: type) -> None:
+def let_fx_print(constant_class: Any) -> None:
     """Let code that torch.fx generates hold instances of a frozen dataclass: `Split(dim=0, outer=1, unit=4)`.
 
     torch.fx writes constants by `repr`, which for placements is short and for people, and no Python.
@@ -483,3 +481,20 @@ def parse_to(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtyp
 def incompatible_keys(missing: list[str], unexpected: list[str]) -> Any:
     """What `Module.load_state_dict` returns."""
     return torch.nn.modules.module._IncompatibleKeys(missing, unexpected)
+
+
+def symbolic_expression(size: Any) -> Any:
+    """The sympy expression behind a symbolic size; a plain number is itself."""
+    return size.node.expr if isinstance(size, (torch.SymInt, torch.SymBool, torch.SymFloat)) else size
+
+
+def shape_guards(exported: Any) -> list[Any]:
+    """Conditions (sympy) on sizes under which an exported program is right."""
+    for node in exported.graph.nodes:
+        for size in getattr(node.meta.get("val"), "shape", ()):
+            if isinstance(size, torch.SymInt):
+                return [guard.expr for guard in size.node.shape_env.guards]
+    return []
+
+
+HigherOrderOperator = torch._ops.HigherOrderOperator

@@ -7,7 +7,7 @@ nothing above it knows which one it talks to. A runtime decides nothing: order, 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -63,6 +63,10 @@ class Runtime(ABC):
     @abstractmethod
     def place(self, tensor: torch.Tensor, spec: Spec, copy: bool = True) -> Any:
         """Data for a RemoteValue: the parts of a full host tensor. Without `copy` it may share the tensor's bytes."""
+
+    @abstractmethod
+    def place_parts(self, spec: Spec, read: Callable[[tuple[int, ...]], torch.Tensor]) -> Any:
+        """Data for a RemoteValue whose part at a coordinate is what `read` gives; asked once for each distinct part."""
 
     @abstractmethod
     def gather(self, data: Any, shape: tuple[int, ...], dtype: torch.dtype, spec: Spec) -> torch.Tensor:

@@ -8,7 +8,7 @@ one tensor where it varies along no axis, else a list over the coordinates of th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -64,6 +64,12 @@ class SimulatedRuntime(Runtime):
                 part = part.clone(memory_format=torch.contiguous_format)
             parts.append(part.requires_grad_() if grad else part)
         return parts
+
+    def place_parts(self, spec: Spec, read: Callable[[tuple[int, ...]], torch.Tensor]) -> Any:
+        """Read each distinct part."""
+        axes = varying_axes(spec, self.mesh_shape)
+        parts = [read(coordinate).to(self.device) for coordinate in self._coordinates(axes)]
+        return parts if axes else parts[0]
 
     def gather(self, data: Any, shape: tuple[int, ...], dtype: torch.dtype, spec: Spec) -> torch.Tensor:
         """Put parts together; a value that is whole everywhere is returned as it is."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dtorch.capture.record import Origin, Recorder
-from dtorch.capture.symbol import Tensor, make, meta_of
+from dtorch.capture.symbol import Tensor, make, meta_of, tensor_meta
 from dtorch.errors import CaptureError
 
 
@@ -108,6 +108,13 @@ def make_host(model: torch.nn.Module, device: torch.device | str | None = None) 
     return host
 
 
+def shared_copy(model: torch.nn.Module) -> torch.nn.Module:
+    """Copy a model's modules around its own parameters and buffers, so that tracing the copy leaves the model alone."""
+    memo: dict[int, Any] = {id(each): each for each in [*model.parameters(), *model.buffers()]}
+    _share_configs(model, memo)
+    return _copied(model, memo)
+
+
 def _weight_symbol(
     tensor: torch.Tensor, kind: Any, target: str, tied: tuple[str, ...], device: torch.device | None
 ) -> Tensor:
@@ -140,3 +147,19 @@ def _copied(model: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
         ) from error
     finally:
         sys.setrecursionlimit(limit)
+
+
+def convert_host(host: Host, dtype: torch.dtype) -> None:
+    """Give every floating point symbol of a host another dtype, in place; ties stay ties."""
+    made: dict[int, Tensor] = {}
+    for index, symbol in enumerate(host.symbols):
+        if not symbol.dtype.is_floating_point:
+            continue
+        meta = tensor_meta(symbol.meta.shape, symbol.meta.stride, dtype, symbol.meta.device)
+        new = make(meta, None, requires_grad=symbol.requires_grad)
+        new.origin = symbol.origin
+        new.__dict__.update(symbol.__dict__)
+        made[id(symbol)] = host.symbols[index] = new
+    for slot in host.slots:
+        slot.symbol = made.get(id(slot.symbol), slot.symbol)
+        slot.store[slot.name] = slot.symbol

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from typing import Any
 
@@ -18,7 +17,8 @@ from dtorch.capture.host import Host, make_host
 from dtorch.capture.intercept import Intercept
 from dtorch.capture.reads import input_spec
 from dtorch.capture.record import Origin, Recorder
-from dtorch.capture.structure import Container, Flat, Given, Leaf, Same, Structure, flatten
+from dtorch.capture.results import result_structure
+from dtorch.capture.structure import Flat, flatten
 from dtorch.capture.symbol import Tensor, meta_of
 from dtorch.capture.traced import ReadCallback, Traced
 from dtorch.errors import CaptureError
@@ -102,19 +102,17 @@ class _Forward:
     """Turns what a finished forward left behind into `Traced`."""
 
     def __init__(self, recorder: Recorder, symbols: list[Tensor], containers: list[Any]) -> None:
-        self.recorder, self.symbols = recorder, symbols
-        self.containers = {id(obj): number for number, obj in enumerate(containers) if obj is not None}
-        self.held = containers  # keeps ids unique
-        self.results: list[Tensor] = []
+        self.recorder, self.symbols, self.containers = recorder, symbols, containers
         self._owners: dict[torch.fx.Node, Tensor] = {}
 
     def finish(self, result: Any, arguments: tuple, given: Flat, host: Host) -> Traced:
         recorder = self.recorder
-        tree, effects = self._trees(result, arguments, given)
-        nodes = [self._own(symbol) for symbol in self.results]
+        structure, tensors = result_structure(result, arguments, given, self.symbols, self.containers)
+        results = [tensor if isinstance(tensor, Tensor) else recorder.lift(tensor) for tensor in tensors]
+        nodes = [self._own(symbol) for symbol in results]
         outputs = [
             OutputSpec(node.name, aliases=self._alias(symbol))
-            for symbol, node in zip(self.results, nodes, strict=True)
+            for symbol, node in zip(results, nodes, strict=True)
         ]
         for name, node in self._mutations(host):
             nodes.append(node)
@@ -126,62 +124,7 @@ class _Forward:
             spec.target: recorder.constants[spec.target] for spec in specs if spec.kind == "constant"
         }
         graph = torch_private.lazy_graph_module(recorder.graph)
-        return Traced(graph, Signature(tuple(specs), tuple(outputs)), constants, Structure(tree, effects), recorder.reads)
-
-    def _trees(self, result: Any, arguments: tuple, given: Flat) -> tuple[Any, tuple[Any, ...]]:
-        """The result's tree, and those of the caller's containers that the forward changed."""
-        after = flatten((result, arguments))
-        self._leaves = [leaf if isinstance(leaf, Tensor) else self.recorder.lift(leaf) for leaf in after.leaves]
-        self._numbers = [self.containers.get(id(obj)) for obj in after.containers]
-        self._input_of = {id(symbol): index for index, symbol in enumerate(self.symbols)}
-        self._result_of: dict[int, int] = {}
-        self._before: dict[int, Any] = {}
-        _collect(given.tree, self._before)
-        tree = self._translate(after.tree.children[0], inside=False)
-        effects = []
-        self._changed: set[int] = set()
-        _, after_arguments = after.tree.children
-        for container in _top_changed(after_arguments, self._differs):
-            effects.append(self._translate(container, inside=True))
-        return tree, tuple(effects)
-
-    def _translate(self, tree: Any, inside: bool) -> Any:
-        """A tree over the leaves after the forward → one over results, with the caller's own objects marked."""
-        if type(tree) is Leaf:
-            symbol = self._leaves[tree.index]
-            if inside and id(symbol) in self._input_of:
-                return Given(self._input_of[id(symbol)])
-            index = self._result_of.get(id(symbol))
-            if index is None:
-                index = self._result_of[id(symbol)] = len(self.results)
-                self.results.append(symbol)
-            return Leaf(index, tree.state)
-        if type(tree) is Container:
-            given = self._numbers[tree.number]
-            inside = inside or given is not None
-            children = tuple(self._translate(child, inside) for child in tree.children)
-            return Container(tree.number, tree.kind, tree.context, children, given)
-        return tree
-
-    def _differs(self, container: Container) -> bool:
-        """Whether a container of the arguments holds other things than it was given with."""
-        given = self._numbers[container.number]
-        before = None if given is None else self._before.get(given)
-        if before is None or issubclass(container.kind, tuple):
-            return False
-        if before.context != container.context or len(before.children) != len(container.children):
-            return True
-        return any(
-            self._child(new) != self._child(old, before=True)
-            for new, old in zip(container.children, before.children, strict=True)
-        )
-
-    def _child(self, tree: Any, before: bool = False) -> Any:
-        if type(tree) is Leaf:
-            return ("tensor", tree.index if before else self._input_of.get(id(self._leaves[tree.index])))
-        if type(tree) in (Container, Same):
-            return ("container", tree.number if before else self._numbers[tree.number])
-        return tree
+        return Traced(graph, Signature(tuple(specs), tuple(outputs)), constants, structure, recorder.reads)
 
     def _own(self, symbol: Tensor) -> torch.fx.Node:
         """The result's node, or a copy where eager's result has memory of its own and the node's value does not."""
@@ -239,22 +182,6 @@ class _Forward:
             else:
                 kept.append(placeholder)
         return kept
-
-
-def _collect(tree: Any, into: dict[int, Any]) -> None:
-    if type(tree) is Container:
-        into[tree.number] = tree
-        for child in tree.children:
-            _collect(child, into)
-
-
-def _top_changed(tree: Any, differs: Callable[[Container], bool]) -> list[Container]:
-    """The outermost containers that changed."""
-    if type(tree) is not Container:
-        return []
-    if differs(tree):
-        return [tree]
-    return [found for child in tree.children for found in _top_changed(child, differs)]
 
 
 def aliased_argument(node: torch.fx.Node) -> torch.fx.Node | None:

@@ -95,7 +95,7 @@ class Recorder:
         with self.graph.inserting_after(self._last_placeholder):
             node = self.graph.placeholder(re.sub(r"\W", "_", symbol.origin.name))
             node.target = node.name
-        node.meta["val"] = symbol.meta.fake()
+        node.meta["val"] = symbol.meta.val()
         self._last_placeholder = node
         self.inputs[node] = symbol
         self.placeholders[id(symbol)] = node

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class TensorMeta:
     """Shape, stride, dtype and device of a symbol. One object for each combination: compared by identity."""
 
-    __slots__ = ("shape", "stride", "dtype", "device", "numel", "contiguous", "base", "__weakref__")
+    __slots__ = ("shape", "stride", "dtype", "device", "numel", "contiguous", "base", "_val", "__weakref__")
 
     shape: torch.Size
     stride: tuple[int, ...]
@@ -31,6 +31,7 @@ class TensorMeta:
     numel: int
     contiguous: bool
     base: torch.Tensor
+    _val: torch.Tensor | None
 
     def __repr__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
@@ -38,6 +39,12 @@ class TensorMeta:
     def fake(self) -> torch.Tensor:
         """A new fake tensor with this metadata."""
         return torch_private.fake_tensor(self.shape, self.stride, self.dtype, self.device)
+
+    def val(self) -> torch.Tensor:
+        """The fake tensor for nodes' `meta["val"]`: one for all, to be read only."""
+        if self._val is None:
+            self._val = self.fake()
+        return self._val
 
 
 _METAS: weakref.WeakValueDictionary[tuple, TensorMeta] = weakref.WeakValueDictionary()
@@ -54,6 +61,7 @@ def tensor_meta(
         found.shape, found.stride, found.dtype, found.device = torch.Size(shape), key[1], dtype, device
         with torch.inference_mode(False), torch_private.without_torch_function():
             found.base = torch.empty_strided(key[0], key[1], dtype=dtype, device="meta")
+        found._val = None
         found.numel, found.contiguous = found.base.numel(), found.base.is_contiguous()
         _METAS[key] = found
     return found

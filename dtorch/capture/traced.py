@@ -22,7 +22,8 @@ class Traced:
     graph: placeholders in the order of `signature.inputs`, a body of ATen overloads, one flat output tuple in the order of
     `signature.outputs`; every node has `meta["val"]`. constants: values of the inputs of kind "constant", by target.
     structure: rebuilds the user's result from the flat user results. reads: values of the inputs that Python code asked
-    for, in order; the graph is right only for inputs for which every `program` gives an equal `value`.
+    for, in order; the graph is right only for inputs for which every `program` gives an equal `value`. guards, ranges: for symbolic sizes, the conditions (sympy) and
+    bounds within which the graph is right.
     """
 
     graph: torch.fx.GraphModule
@@ -30,6 +31,8 @@ class Traced:
     constants: dict[str, torch.Tensor]
     structure: Any = None
     reads: list[Read] = field(default_factory=list)
+    guards: list[Any] = field(default_factory=list)
+    ranges: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
 
     def user_targets(self) -> tuple[str, ...]:
         """Targets of the user inputs, in order."""

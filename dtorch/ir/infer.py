@@ -6,18 +6,18 @@ on the mesh coordinate are those of coordinate 0, as everywhere in local graphs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch.fx import Node, map_arg
 
 from dtorch.ir.layout import local_bounds
-from dtorch.ir.ops import integer, keep_first, local_begin, local_size, redistribute
+from dtorch.ir.ops import integer, keep_first, local_begin, local_size, redistribute, slice_scatter_in_place
 from dtorch.ir.schema import value
 from dtorch.torch_private import fake_execution
 
-_INTEGER = {
+_INTEGER: dict[str, Callable[[int, int], int]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
@@ -32,6 +32,8 @@ def infer_value(node: Node, axis_sizes: Mapping[str, int] | None = None) -> Any:
     args, kwargs = map_arg((node.args, node.kwargs), value)
     if node.target in (redistribute, keep_first):
         return torch.empty_like(args[0])
+    if node.target is slice_scatter_in_place:
+        return args[0]
     if node.target is integer:
         return _INTEGER[args[0]](*args[1:])
     if node.target in (local_size, local_begin):

@@ -12,6 +12,7 @@ whether it is a collective, a view, random, or has effects. No stage writes a me
 | `stream` | scheduled | `"compute"` or `"comm:<axis>"` |
 | `storage` | scheduled | `"pool"`, `"view"`, `"inplace"`, `"argument"`, `"output"` |
 | `storage_of` | scheduled | for "inplace": the node whose bytes are written |
+| `logical_shapes` | local and below, output node | shape of each result on one device |
 | `after` | scheduled | tuple of names of nodes, on other streams, whose events this node waits for |
 """
 
@@ -26,12 +27,12 @@ from torch import Tensor
 from torch.fx import Node
 
 from dtorch.ir.layout import Pending, Spec, Split, Whole
-from dtorch.ir.ops import LOCAL_INTEGERS, keep_first, redistribute
+from dtorch.ir.ops import LOCAL_INTEGERS, keep_first, redistribute, slice_scatter_in_place
 from dtorch.torch_private import OpOverload, functional_collectives, let_fx_print, schema_facts, size_hint
 
 STREAM_COMPUTE = "compute"
 STORAGES = ("pool", "view", "inplace", "argument", "output")
-OWN_OPS = (redistribute, keep_first, *LOCAL_INTEGERS)
+OWN_OPS = (redistribute, keep_first, *LOCAL_INTEGERS)  # all without effects
 PLACEMENT_CLASSES = (Whole, Pending, Split)
 for _placement in PLACEMENT_CLASSES:  # global graphs hold them as constants of redistribute
     let_fx_print(_placement)
@@ -93,9 +94,22 @@ def collective_group_size(node: Node) -> int | None:
     return None if position is None else node.args[position]
 
 
+def written_operands(node: Node) -> tuple[Node, ...]:
+    """The operands that the node writes to."""
+    if node.target is slice_scatter_in_place:
+        return (node.args[0],)
+    if type(node.target) is not OpOverload:
+        return ()
+    positions = schema_facts(node.target).mutates
+    found = (node.args[position] for position in positions if position < len(node.args)) if positions else ()
+    return tuple(operand for operand in found if isinstance(operand, Node))
+
+
 def is_mutating(node: Node) -> bool:
     """Whether the node writes to an argument."""
-    return type(node.target) is OpOverload and bool(schema_facts(node.target).mutates)
+    if type(node.target) is OpOverload:
+        return bool(schema_facts(node.target).mutates)
+    return node.target is slice_scatter_in_place
 
 
 def is_random(node: Node) -> bool:
@@ -128,7 +142,7 @@ def alias_source(node: Node) -> Node | None:
     A wait returns its collective's buffer, a getitem an element of its tuple, a view its base. Ops that share only
     when they can (`reshape`, `contiguous`, `to`) are taken to share when their operand is laid out so that they do.
     """
-    if node.target is operator.getitem or is_wait(node):
+    if node.target in (operator.getitem, slice_scatter_in_place) or is_wait(node):
         return node.args[0]
     if node.op != "call_function" or type(node.target) is not OpOverload:
         return None

@@ -145,6 +145,9 @@ class _Checker:
             self.check_axes(node)
         elif target is operator.getitem:
             self.check_getitem(node)
+        elif schema.is_mutating(node):
+            if self.level != "scheduled":
+                fail(node, f"{target.__name__} writes to its operand; {self.level} graphs are functional")
         elif isinstance(schema.value(node), torch.Tensor):
             name = getattr(target, "__name__", type(target).__name__)
             fail(node, f"{name} is not an ATen overload, getitem or an op of dtorch.ir.ops")

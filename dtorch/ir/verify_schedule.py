@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.fx import Node
 
 from dtorch.ir import schema
-from dtorch.torch_private import schema_facts
 
 Fail = Callable[[Node, str], NoReturn]
 Clock = dict[str, int]  # stream → position of its last node that is known to have finished
@@ -55,7 +54,7 @@ def check_schedule(nodes: list[Node], axis_sizes: Mapping[str, int] | None, fail
         sharers[node] = sharers[source] if source is not None else [node]
         if source is not None:
             sharers[node].append(node)
-        for written in _written(node):
+        for written in schema.written_operands(node):
             _check_overwrite(node, written, sharers, clock, positions, fail)
         clock = _joined(clock, {own: position})
         clocks[own] = at[position] = clock
@@ -83,16 +82,9 @@ def _check_storage(node: Node, fail: Fail) -> None:
         fail(node, f'has storage "{storage}"; inputs of the graph, and only they, are "argument"')
     if storage == "view" and schema.alias_source(node) is None:
         fail(node, f'has storage "view", but {node.target} makes a value of its own')
-    writes = bool(_written(node))
+    writes = bool(schema.written_operands(node))
     if (storage == "inplace") != writes:
         fail(node, f'has storage "{storage}", but {node.target} {"writes" if writes else "does not write"} in place')
-
-
-def _written(node: Node) -> list[Node]:
-    if not schema.is_mutating(node):
-        return []
-    operands = (node.args[i] for i in schema_facts(node.target).mutates if i < len(node.args))
-    return [operand for operand in operands if isinstance(operand, Node)]
 
 
 def _check_overwrite(

@@ -52,7 +52,7 @@ def given_on_axis(
             continue
         ask = requests.asks.get((name, axis))
         if ask is not None:
-            given[index] = _asked(value, ask, count)
+            given[index] = _asked(value, ask, count, cost)
         elif requests.axis_names[axis] in DATA_AXES:
             given[index] = _on_data_axis(value, spec, batch, count)
         elif spec.kind == "user":
@@ -70,15 +70,16 @@ def batch_size(signature: Signature) -> int | None:
     return None
 
 
-def _asked(value: Value, ask: Ask, count: int) -> At | Free:
+def _asked(value: Value, ask: Ask, count: int, cost: CostModel) -> At | Free:
     if type(ask.placed) is not Split or ask.exact:
         return (ask.placed,)
     dim = ask.placed.dim
     cuts = [Split(dim, outer, unit) for outer, unit in intervals(value.shape[dim], value.units[dim], count)]
+    keep_s = value.size_bytes / cost.weight_bytes_per_s
     if ask.soft:
         cuts = [cut for cut in cuts if value.shape[dim] // (cut.outer * cut.unit) >= count]
-        return Free(tuple(cuts)) if cuts else (WHOLE,)
-    return Free(tuple(cuts), keep_s=1e-12)
+        return Free(tuple(cuts), keep_s) if cuts else (WHOLE,)
+    return Free(tuple(cuts), keep_s)
 
 
 def _on_data_axis(value: Value, spec: InputSpec, batch: int | None, count: int) -> At | Free:

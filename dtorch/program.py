@@ -1,0 +1,134 @@
+"""One compiled program of a module, ready to be called: binds arguments and weights, runs, hands results back.
+
+In: a `Compiled` plan, the runtime, the module's weights. Out: the user's results for a call's flattened arguments;
+new values of arguments, buffers and states are written back where they belong.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dtorch.capture.structure import Container, Flat, Leaf, Structure
+from dtorch.capture.symbol import make, tensor_meta
+from dtorch.compiler import Compiled
+from dtorch.ir.layout import Whole
+from dtorch.ir.plan import PlanOutput
+from dtorch.runtime.base import RemoteValue, Runtime
+from dtorch.weights import WeightStore
+
+
+class Program:
+    """A plan on a runtime, with everything that does not change from call to call looked up."""
+
+    def __init__(self, compiled: Compiled, runtime: Runtime, weights: WeightStore, flat: Flat) -> None:
+        self.compiled, self.runtime, self.weights = compiled, runtime, weights
+        self.loaded = runtime.load(compiled.plan)
+        self.structure: Structure | None = compiled.traced.structure
+        leaf_of = {path: index for index, path in enumerate(flat.paths)}
+        plan = compiled.plan
+        self._fixed: list[Any] = [None] * len(plan.inputs)
+        self._weights: list[tuple[int, str, Any]] = []
+        self._given: list[tuple[int, int, Any]] = []
+        self._states: list[tuple[int, int]] = []
+        self._leaf_of_input: dict[str, int] = {}
+        for position, item in enumerate(plan.inputs):
+            if item.kind == "constant":
+                self._fixed[position] = runtime.place(compiled.traced.constants[item.target], item.spec)
+            elif item.kind in ("weight", "buffer"):
+                self._weights.append((position, item.target, item.spec))
+            else:
+                self._leaf_of_input[item.name] = leaf_of[item.target]
+                if flat.leaves and getattr(flat.leaves[leaf_of[item.target]], "remote", None) is not None:
+                    self._states.append((position, leaf_of[item.target]))
+                else:
+                    whole = all(type(placed) is Whole for placed in item.spec)
+                    self._given.append((position, leaf_of[item.target], None if whole else item.spec))
+        self._weights_version = -1
+        self._targets = {item.name: item for item in plan.inputs}
+        self._results = [(index, item) for index, item in enumerate(plan.outputs) if item.mutates is None]
+        self._mutations = [(index, item) for index, item in enumerate(plan.outputs) if item.mutates is not None]
+        self._stays = _state_results(self.structure)
+        self._copied = [item.aliases is not None and self._is_owned(item) for _, item in self._results]
+
+    def _is_owned(self, item: PlanOutput) -> bool:
+        source = self._targets.get(item.aliases or "")
+        return source is not None and source.kind != "user"
+
+    def __call__(self, flat: Flat) -> Any:
+        """Run for one call's arguments; the user's result object."""
+        outputs = self.run(flat)
+        results = []
+        for number, ((index, item), copied) in enumerate(zip(self._results, self._copied)):
+            data = outputs[index]
+            if number in self._stays:
+                results.append(device_tensor(RemoteValue(self.runtime, item.shape, item.dtype, item.spec, data)))
+            else:
+                value = self.runtime.gather(data, item.shape, item.dtype, item.spec)
+                results.append(value.clone() if copied else value)
+        assert self.structure is not None
+        return self.structure.rebuild(results, flat)
+
+    def value(self, flat: Flat) -> torch.Tensor:
+        """Run a program that computes one value for the host, and change nothing."""
+        outputs = self.loaded.run(self._inputs(flat))
+        item = self.compiled.plan.outputs[0]
+        return self.runtime.gather(outputs[0], item.shape, item.dtype, item.spec)
+
+    def run(self, flat: Flat) -> Any:
+        """Run and write new values back; the plan's outputs."""
+        outputs = self.loaded.run(self._inputs(flat))
+        for index, item in self._mutations:
+            target = self._targets[item.mutates or ""]
+            if target.kind in ("weight", "buffer"):
+                self.weights.set_data(target.target, outputs[index])
+                continue
+            leaf = flat.leaves[self._leaf_of_input[target.name]]
+            remote = getattr(leaf, "remote", None)
+            if remote is not None:
+                remote.data = outputs[index]
+            else:
+                with torch.no_grad():
+                    leaf.detach().copy_(self.runtime.gather(outputs[index], item.shape, item.dtype, item.spec))
+        return outputs
+
+    def _inputs(self, flat: Flat) -> list[Any]:
+        if self._weights_version != self.weights.version:
+            for position, target, spec in self._weights:
+                self._fixed[position] = self.weights.data(target, spec)
+            self._weights_version = self.weights.version
+        inputs = list(self._fixed)
+        leaves, place = flat.leaves, self.runtime.place
+        for position, index, spec in self._given:
+            leaf = leaves[index]
+            inputs[position] = leaf.detach() if spec is None else place(leaf.detach(), spec, False)
+        for position, index in self._states:
+            inputs[position] = leaves[index].remote.data
+        return inputs
+
+
+def _state_results(structure: Structure | None) -> frozenset[int]:
+    """Numbers of the results that stay on the devices: those that go into a state's place."""
+    if structure is None:
+        return frozenset()
+    found: set[int] = set()
+    stack = [structure.tree, *structure.effects]
+    while stack:
+        tree = stack.pop()
+        if type(tree) is Leaf and tree.state:
+            found.add(tree.index)
+        elif type(tree) is Container:
+            stack.extend(tree.children)
+    return frozenset(found)
+
+
+def device_tensor(remote: RemoteValue) -> Any:
+    """A `dtorch.Tensor` whose value is on the devices: metadata here, `full_tensor()` fetches."""
+    strides, step = [0] * len(remote.shape), 1
+    for dim in reversed(range(len(remote.shape))):
+        strides[dim] = step
+        step *= max(1, remote.shape[dim])
+    tensor = make(tensor_meta(remote.shape, strides, remote.dtype, torch.device("cpu")), None)
+    tensor.remote = remote
+    return tensor
