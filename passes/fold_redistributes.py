@@ -17,6 +17,7 @@ reductions (sum → max) is never folded away. A → B → C is composed only if
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch.fx import GraphModule, Node
 
@@ -89,14 +90,14 @@ class _Folder:
             self.replace(node, kept, "merged")
 
     def replace(self, node: Node, other: Node, what: str) -> None:
-        operand = node.args[0]
+        operand: Any = node.args[0]
         node.replace_all_uses_with(other)
         self.graph.erase_node(node)
         self.counts[what] += 1
         if operand.target is redistribute and not operand.users:
             self.forget(operand)
 
-    def forget(self, node: Node) -> None:
+    def forget(self, node: Any) -> None:
         """Erase a redistribute that nothing reads any more."""
         if self.made.get((node.args[0], node.args[2])) is node:
             del self.made[node.args[0], node.args[2]]

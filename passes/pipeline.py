@@ -135,6 +135,7 @@ def default_passes() -> PassPipeline:
     from dtorch.passes.common_subexpressions import CommonSubexpressions
     from dtorch.passes.dead_code import DeadCode, DeadCollectives
     from dtorch.passes.fold_redistributes import FoldRedistributes, FoldReductions
+    from dtorch.passes.put_in_place import PutInPlace
     from dtorch.passes.remove_noops import RemoveNoops
 
     return PassPipeline(
@@ -145,5 +146,6 @@ def default_passes() -> PassPipeline:
             FoldReductions(),
             DeadCode(),
             DeadCollectives(),
+            PutInPlace(),
         )
     )

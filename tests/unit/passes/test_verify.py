@@ -9,7 +9,7 @@ from torch.fx import GraphModule, Node
 
 from dtorch.errors import VerifyError
 from dtorch.ir.layout import PENDING, WHOLE, Split
-from dtorch.ir.ops import keep_first, local_size, redistribute
+from dtorch.ir.ops import keep_first, local_size, redistribute, slice_scatter_in_place
 from dtorch.ir.signature import InputSpec, OutputSpec, Signature
 from dtorch.ir.verify import verify
 from dtorch.torch_private import fake_tensor
@@ -266,3 +266,19 @@ def test_inputs_must_be_those_of_the_signature() -> None:
 def test_a_graph_without_output_is_caught() -> None:
     with pytest.raises(VerifyError, match="does not end in an output node"):
         verify(GraphModule({}, torch.fx.Graph()), "global")
+
+
+def test_our_own_op_that_writes_in_place_follows_the_rules_of_writing() -> None:
+    b = GraphBuilder(AXES)
+    cache, new = b.input("cache", 8, 4, storage="argument"), b.input("new", 1, 4, storage="argument")
+    meta = {"stream": "compute", "storage": "inplace"}
+    written = b.call(slice_scatter_in_place, cache, new, 0, 2, 3, 1, meta=meta)
+    verify(b.done(written), "scheduled", None, AXES, deep=True)
+    with pytest.raises(VerifyError, match="slice_scatter_in_place writes to its operand; local graphs are functional"):
+        verify(written.graph.owning_module, "local", None, AXES)
+    graph_module = written.graph.owning_module
+    with graph_module.graph.inserting_before(output(graph_module)):
+        late = graph_module.graph.call_function(aten.neg.default, (cache,))
+    late.meta.update(val=cache.meta["val"], stream="compute", storage="pool")
+    with pytest.raises(VerifyError, match="overwrites %cache"):
+        verify(graph_module, "scheduled", None, AXES)
