@@ -7,15 +7,12 @@ named factors, outermost first. From it alone follow the legal placements, parti
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Mapping as Dictionary
 from dataclasses import dataclass, field
 
 from dtorch.ir.layout import PENDING, WHOLE, Pending, Placed, Split
 
 Dims = tuple[tuple[str, ...], ...]  # for each tensor dim the factors it is the product of, outermost first
 Strategy = tuple[tuple[Placed, ...], tuple[Placed, ...]]  # placements of all inputs and outputs on one mesh axis
-Interval = tuple[int, int]  # (outer, unit): a factor read as outer * parts * unit, of which the parts are cut
 
 
 @dataclass(frozen=True)
@@ -95,26 +92,6 @@ def carry(mapping: Mapping, pending: frozenset[int]) -> Strategy:
 def whole(mapping: Mapping) -> Strategy:
     """Everything is the same everywhere: always legal."""
     return (WHOLE,) * len(mapping.inputs), (WHOLE,) * len(mapping.outputs)
-
-
-def strategies(
-    rule: Mapping | Alternatives, intervals: Dictionary[str, tuple[Interval, ...]] | None = None
-) -> Iterator[Strategy]:
-    """Everything that is legal on one mesh axis, whatever the axis' size (pieces may be uneven, even empty).
-
-    Each factor is cut as a whole and at the `intervals` given for it (see `locate`): an inner unit or outer part.
-    """
-    if isinstance(rule, Alternatives):
-        yield from rule.strategies
-        return
-    yield whole(rule)
-    for factor in rule.cuttable():
-        yield cut(rule, factor)
-        for outer, unit in (intervals or {}).get(factor, ()):
-            if (outer, unit) != (1, 1) and rule.sizes[factor] % (outer * unit) == 0:
-                yield cut(rule, factor, outer, unit)
-    for pending in rule.linear:
-        yield carry(rule, pending)
 
 
 def locate(

@@ -160,9 +160,9 @@ class FilledContext:
             gap = rest // (size // placed.outer)
             alone = tuple(other if other == placed else WHOLE for other in spec)
             held = self.integer("floordiv", self.ctx.local_size(size, dim, alone), placed.outer * placed.unit)
-            pieces += [(gap, 0), (held, int(may_be_empty(size, dim, alone, self.mesh_shape)))]
+            pieces += [(gap, 0)] * (gap > 1) + [(held, int(may_be_empty(size, dim, alone, self.mesh_shape)))]
             rest = placed.unit
-        return [*pieces, (rest, 0)]
+        return [*pieces, (rest, 0)] if rest > 1 or not pieces else pieces
 
     def fill(self, value: Any, shape: Sequence[int], spec: Spec) -> Any:
         """Add a part of zeros to the dims that need it."""
@@ -170,13 +170,18 @@ class FilledContext:
         for dim, size in enumerate(shape):
             pieces = self._pieces(size, dim, spec)
             if any(added for _, added in pieces):
-                parts = [held for held, _ in pieces]
-                value = self.call(aten.reshape.default, value, [*sizes[:dim], *parts, *sizes[dim + 1 :]])
+                value = self._reshape(value, sizes, dim, [held for held, _ in pieces])
                 pads = [pad for _, added in reversed(pieces) for pad in (0, added)]
                 value = self.call(aten.constant_pad_nd.default, value, [0, 0] * (len(shape) - 1 - dim) + pads)
                 sizes[dim] = self.local_size(size, dim, spec)
-                value = self.call(aten.reshape.default, value, sizes)
+                value = self.call(aten.reshape.default, value, sizes) if len(pieces) > 1 else value
         return value
+
+    def _reshape(self, value: Any, sizes: list[Integer], dim: int, parts: list[Integer]) -> Any:
+        """The dim opened into its parts."""
+        if len(parts) == 1:
+            return value
+        return self.call(aten.reshape.default, value, [*sizes[:dim], *parts, *sizes[dim + 1 :]])
 
     def drop(self, value: Any, shape: Sequence[int], spec: Spec) -> Any:
         """Take the added parts off again."""
@@ -185,12 +190,12 @@ class FilledContext:
             pieces = self._pieces(size, dim, spec)
             if any(added for _, added in pieces):
                 parts = [self.integer("add", held, added) for held, added in pieces]
-                value = self.call(aten.reshape.default, value, [*sizes[:dim], *parts, *sizes[dim + 1 :]])
+                value = self._reshape(value, sizes, dim, parts)
                 for position, (held, added) in enumerate(pieces):
                     if added:
                         value = self.call(aten.slice.Tensor, value, dim + position, 0, held)
                 sizes[dim] = self.ctx.local_size(size, dim, spec)
-                value = self.call(aten.reshape.default, value, sizes)
+                value = self.call(aten.reshape.default, value, sizes) if len(pieces) > 1 else value
         return value
 
 

@@ -1,6 +1,6 @@
 """Einops-like text to a `Mapping`: the way sharding rules are written, by us and by users.
 
-In: `"... i, o i, o? -> ... o"` and the shapes of one call. Out: a `Mapping`, or a ValueError that names both.
+In: `"... i, o i, o? -> ... o"` and the shapes of one call. Out: a `Mapping`, or a ShardingError that names both.
 
     a b          dims, each one factor; factors of one name have one size in all tensors
     (h d)        one dim that is the product of factors, outermost first
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from dtorch.errors import ShardingError
 from dtorch.sharding.factors import Dims, Mapping
 
 ELLIPSIS = ("...",)
@@ -52,22 +53,22 @@ def _parse_operand(text: str, whole: str, blocked: set[str]) -> Operand:
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None or optional:
-            raise ValueError(f"sharding rule {whole!r}: cannot read {text[position:]!r} in operand {text!r}")
+            raise ShardingError(f"sharding rule {whole!r}: cannot read {text[position:]!r} in operand {text!r}")
         token, position = match[1], match.end()
         if token == "?":
             optional = True
         elif token == "(":
             if group is not None:
-                raise ValueError(f"sharding rule {whole!r}: a group within a group in operand {text!r}")
+                raise ShardingError(f"sharding rule {whole!r}: a group within a group in operand {text!r}")
             group = []
         elif token == ")":
             if group is None:
-                raise ValueError(f"sharding rule {whole!r}: `)` without `(` in operand {text!r}")
+                raise ShardingError(f"sharding rule {whole!r}: `)` without `(` in operand {text!r}")
             dims.append(tuple(group))
             group = None
         elif token == "...":
             if group is not None or ELLIPSIS in dims:
-                raise ValueError(f"sharding rule {whole!r}: `...` may stand once in an operand, outside of groups")
+                raise ShardingError(f"sharding rule {whole!r}: `...` may stand once in an operand, outside of groups")
             dims.append(ELLIPSIS)
         elif token == "1":
             if group is None:
@@ -81,16 +82,16 @@ def _parse_operand(text: str, whole: str, blocked: set[str]) -> Operand:
             else:
                 group.append(name)
     if group is not None:
-        raise ValueError(f"sharding rule {whole!r}: `(` is not closed in operand {text!r}")
+        raise ShardingError(f"sharding rule {whole!r}: `(` is not closed in operand {text!r}")
     return Operand(tuple(dims), optional)
 
 
 @cache
 def parse(text: str) -> Notation:
-    """Read a notation; ValueError says what is wrong with it. A factor used twice in one tensor is blocked."""
+    """Read a notation; ShardingError says what is wrong with it. A factor used twice in one tensor is blocked."""
     left, arrow, right = text.partition("->")
     if not arrow or "->" in right:
-        raise ValueError(f"sharding rule {text!r}: expected exactly one `->` between inputs and outputs")
+        raise ShardingError(f"sharding rule {text!r}: expected exactly one `->` between inputs and outputs")
     blocked: set[str] = set()
     inputs = tuple(_parse_operand(part, text, blocked) for part in left.split(",")) if left.strip() else ()
     outputs = tuple(_parse_operand(part, text, blocked) for part in right.split(","))
@@ -98,14 +99,14 @@ def parse(text: str) -> Notation:
         names = [name for dim in operand.dims for name in dim]
         blocked.update(name for name in names if names.count(name) > 1)
     if any(operand.optional for operand in outputs):
-        raise ValueError(f"sharding rule {text!r}: a result cannot be optional")
+        raise ShardingError(f"sharding rule {text!r}: a result cannot be optional")
     return Notation(text, inputs, outputs, frozenset(blocked))
 
 
-def _mismatch(notation: Notation, tensors: Sequence[Any], outputs: Sequence[Any], why: str) -> ValueError:
+def _mismatch(notation: Notation, tensors: Sequence[Any], outputs: Sequence[Any], why: str) -> ShardingError:
     shapes = ", ".join("None" if t is None else str(tuple(t.shape)) for t in tensors)
     results = ", ".join(str(tuple(t.shape)) for t in outputs)
-    return ValueError(f"sharding rule {notation.text!r} does not fit the shapes {shapes} -> {results}: {why}")
+    return ShardingError(f"sharding rule {notation.text!r} does not fit the shapes {shapes} -> {results}: {why}")
 
 
 def _spread(operand: Operand, rank: int) -> Dims | None:

@@ -13,6 +13,6 @@ from dtorch.sharding.rules import (  # noqa: F401  (imported for their registrat
     transforms,
     views,
 )
-from dtorch.sharding.rules.registry import mappings_of, register_sharding_rule
+from dtorch.sharding.rules.registry import mappings_of, register_sharding_rule, when_registered
 
-__all__ = ["mappings_of", "register_sharding_rule"]
+__all__ = ["mappings_of", "register_sharding_rule", "when_registered"]

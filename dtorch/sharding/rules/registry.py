@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dtorch.errors import ShardingError
 from dtorch.sharding import fallback
 from dtorch.sharding.factors import Alternatives, Dims, Mapping
 from dtorch.sharding.localize import is_tensor, op_names
@@ -23,6 +24,7 @@ Written = Sequence["str | None | tuple[str, ...]"]  # a rule's shorthand for Dim
 _RULES: dict[str, Rule] = {}
 _USER: dict[str, Rule] = {}
 _FOUND: dict[Any, Rule | None] = {}
+_LISTENERS: list[Callable[[], None]] = []
 
 
 def tensors_in(values: Iterable[Any]) -> list[Any]:
@@ -203,14 +205,16 @@ def _reorder(mapping: Mapping, order: list[int]) -> Mapping:
 
 def _op_name(op: Any) -> str:
     if isinstance(op, str):
+        if "::" not in op and "." in op:
+            return op.replace(".", "::", 1)  # as an op prints: aten.view.default
         if "::" not in op:
-            raise ValueError(f"register_sharding_rule: {op!r} is not of the form 'namespace::name'")
+            raise ShardingError(f"register_sharding_rule: {op!r} is not of the form 'namespace::name'")
         return op
     if isinstance(op, OpOverload):
         return op_names(op)[0]
     if isinstance(op, OpOverloadPacket):
         return str(op).replace(".", "::", 1)
-    raise ValueError(
+    raise ShardingError(
         f"register_sharding_rule: expected an OpOverload, an OpOverloadPacket or 'namespace::name', got {op!r}"
     )
 
@@ -232,7 +236,7 @@ def register_sharding_rule(
     reduce: what cutting a factor that no result has leaves to do: "sum" (default), "max" or "min", for all such
         factors or by name.
     A later rule for the same op replaces an earlier one; rules of users come before the built-in ones.
-    Raises ValueError for a notation that cannot be read, and at use for shapes that do not fit it.
+    Raises ShardingError (a ValueError) for a notation that cannot be read, and at use for shapes that do not fit it.
     """
     name = _op_name(op)
     parsed = parse(notation)
@@ -241,14 +245,23 @@ def register_sharding_rule(
     reduced = dict.fromkeys(factors, reduce) if isinstance(reduce, str) else dict(reduce or {})
     for group in linear:
         if not all(0 <= position < len(parsed.inputs) for position in group):
-            raise ValueError(f"sharding rule {notation!r}: linear={group} names an input beyond {len(parsed.inputs)}")
+            raise ShardingError(
+                f"sharding rule {notation!r}: linear={group} names an input beyond {len(parsed.inputs)}"
+            )
     for factor in (*blocked, *reduced):
         if factor not in factors:
-            raise ValueError(f"sharding rule {notation!r} has no factor {factor!r}; it has {sorted(factors)}")
+            raise ShardingError(f"sharding rule {notation!r} has no factor {factor!r}; it has {sorted(factors)}")
     for kind in reduced.values():
         if kind not in ("sum", "max", "min"):
-            raise ValueError(f"sharding rule {notation!r}: reduce={kind!r} is not one of 'sum', 'max', 'min'")
+            raise ShardingError(f"sharding rule {notation!r}: reduce={kind!r} is not one of 'sum', 'max', 'min'")
     _USER[name] = _UserRule(name, parsed, linear, tuple(blocked), reduced)
+    for forget in _LISTENERS:
+        forget()
+
+
+def when_registered(forget: Callable[[], None]) -> None:
+    """Call `forget` whenever a rule of a user is registered: for caches of what `mappings_of` gave."""
+    _LISTENERS.append(forget)
 
 
 class _UserRule:
@@ -269,5 +282,5 @@ class _UserRule:
             return apply(
                 self.notation, operands, call.outputs, linear=self.linear, blocked=self.blocked, reduce=self.reduce
             )
-        except ValueError as error:
-            raise ValueError(f"{self.name}: {error}") from None
+        except ShardingError as error:
+            raise ShardingError(f"{self.name}: {error}") from None

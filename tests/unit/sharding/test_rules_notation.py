@@ -6,10 +6,11 @@ import pytest
 import torch
 
 import dtorch.sharding.check as check
+from dtorch.errors import ShardingError
 from dtorch.ir.layout import PENDING, WHOLE, Split
 from dtorch.sharding.factors import Alternatives, carry, cut, locate
 from dtorch.sharding.notation import apply, parse
-from dtorch.sharding.rules import mappings_of, register_sharding_rule
+from dtorch.sharding.rules import mappings_of, register_sharding_rule, when_registered
 
 aten = torch.ops.aten
 
@@ -82,7 +83,7 @@ def test_dims_of_size_one_have_no_factor():
     ],
 )
 def test_a_notation_that_cannot_be_read_says_why(text, why):
-    with pytest.raises(ValueError, match=why) as error:
+    with pytest.raises(ShardingError, match=why) as error:
         parse(text)
     assert text in str(error.value)
 
@@ -100,7 +101,7 @@ def test_a_notation_that_cannot_be_read_says_why(text, why):
     ],
 )
 def test_shapes_that_do_not_fit_are_named_with_the_notation(text, inputs, output, why):
-    with pytest.raises(ValueError, match=why) as error:
+    with pytest.raises(ShardingError, match=why) as error:
         mapping(text, *inputs, outputs=[output])
     assert text in str(error.value) and str(tuple(inputs[0].shape)) in str(error.value)
 
@@ -241,7 +242,7 @@ def test_an_unknown_op_is_whole(own_op):
 
 def test_a_rule_by_name_packet_or_overload_is_used(own_op):
     x = meta(4, 5)
-    for key in (str(own_op).replace(".", "::", 1), own_op, own_op.default):
+    for key in (str(own_op).replace(".", "::", 1), str(own_op.default), own_op, own_op.default):
         register_sharding_rule(key, "a !b, a b? -> a b")
         found, source = mappings_of(own_op.default, (x, x), {}, [x])
         assert source == "user" and found[0].cuttable() == ("a",)
@@ -249,9 +250,16 @@ def test_a_rule_by_name_packet_or_overload_is_used(own_op):
         assert source == "user" and len(found[0].inputs) == 1
 
 
+def test_caches_hear_of_a_new_rule(own_op):
+    heard = []
+    when_registered(lambda: heard.append(True))
+    register_sharding_rule(own_op, "a b, a b? -> a b")
+    assert heard
+
+
 def test_a_rule_that_does_not_fit_names_the_op_and_the_shapes(own_op):
     register_sharding_rule(own_op, "a -> a")
-    with pytest.raises(ValueError, match=r"dtorch_test::op_.*'a -> a'.*\(4, 5\)"):
+    with pytest.raises(ShardingError, match=r"dtorch_test::op_.*'a -> a'.*\(4, 5\)"):
         mappings_of(own_op.default, (meta(4, 5),), {}, [meta(4, 5)])
 
 
@@ -265,13 +273,13 @@ def test_a_rule_that_does_not_fit_names_the_op_and_the_shapes(own_op):
     ],
 )
 def test_options_are_checked_when_registering(own_op, options, why):
-    with pytest.raises(ValueError, match=why):
+    with pytest.raises(ShardingError, match=why):
         register_sharding_rule(own_op, "a b, a b? -> a b", **options)
 
 
 @pytest.mark.parametrize("op", ["relu", 3, aten])
 def test_what_is_no_op_is_refused(op):
-    with pytest.raises(ValueError, match="namespace::name"):
+    with pytest.raises(ShardingError, match="namespace::name"):
         register_sharding_rule(op, "a -> a")
 
 
