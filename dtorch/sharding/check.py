@@ -18,7 +18,6 @@ from dtorch.ir.layout import (
     Pending,
     Spec,
     Split,
-    Whole,
     dim_cuts,
     local_bounds,
     local_dim,
@@ -30,6 +29,7 @@ from dtorch.sharding.factors import Alternatives, Mapping, Strategy, carry, cut,
 from dtorch.sharding.localize import OpCall, localize
 from dtorch.sharding.rules.registry import is_tensor, mappings_of, tensors_in
 
+_REDUCE: dict[str, Callable[..., torch.Tensor]] = {"sum": torch.sum, "max": torch.amax, "min": torch.amin}
 Coordinate = tuple[int, ...]
 Shape = tuple[int, ...]
 
@@ -139,19 +139,17 @@ def gather(
     for axis in reversed(other_axes):
         position = other_axes.index(axis)
         placed = spec[axis]
-        merged: dict[Coordinate, list[torch.Tensor]] = {}
+        copies: dict[Coordinate, list[torch.Tensor]] = {}
         for key, value in full.items():
-            merged.setdefault(key[:position] + key[position + 1 :], []).append(value)
-        for key, values in merged.items():
-            if type(placed) is Whole:
+            copies.setdefault(key[:position] + key[position + 1 :], []).append(value)
+        merged: dict[Coordinate, torch.Tensor] = {}
+        for key, values in copies.items():
+            if not isinstance(placed, Pending):
                 if any(difference(values[0], value) > 1e-9 for value in values[1:]):
                     complaint = f"axis {axis} is said to hold copies, but they differ"
                 merged[key] = values[0]
             else:
-                stacked = torch.stack(values)
-                merged[key] = {"sum": lambda s: s.sum(0), "max": lambda s: s.amax(0), "min": lambda s: s.amin(0)}[
-                    placed.op
-                ](stacked).to(values[0].dtype)
+                merged[key] = _REDUCE[placed.op](torch.stack(values), 0).to(values[0].dtype)
         full = merged
         other_axes = [other for other in other_axes if other != axis]
     assert len(full) == 1, (cut_axes, other_axes)

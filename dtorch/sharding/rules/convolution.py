@@ -7,7 +7,7 @@ from typing import Any
 from dtorch.ir.layout import WHOLE
 from dtorch.sharding.factors import Mapping
 from dtorch.sharding.localize import LocalContext, OpCall, as_is, cuts_of, localizer, never_empty, op_names
-from dtorch.sharding.rules.registry import Call, rule
+from dtorch.sharding.rules.registry import Call, free_dims, rule
 
 _LINEAR = ((0, 2), (1, 2))
 
@@ -88,7 +88,7 @@ def resample(call: Call, x: Any, *rest: Any, **options: Any) -> Mapping:
     """Every channel of every sample is on its own; averages and interpolations are linear."""
     name = call.name
     spatial = 1 if "1d" in name else 3 if "3d" in name else 2
-    lead = [f"d{i}" for i in range(len(x.shape) - spatial)]
+    lead = free_dims(len(x.shape) - spatial)
     outputs = [[*lead, *(f"!o{i}" for i in range(spatial))]] * len(call.outputs)
     return call.build(
         [[*lead, *(f"!i{i}" for i in range(spatial))]], outputs, linear=() if "max_pool" in name else ((0,),)
@@ -101,7 +101,7 @@ def pixel_shuffle(call: Call, x: Any, factor: int) -> Mapping:
     sizes = {"!r": factor, "!q": factor}
     small, large = (x, call.outputs[0]) if call.name == "pixel_shuffle" else (call.outputs[0], x)
     sizes |= {"c": large.shape[-3], "h": small.shape[-2], "w": small.shape[-1]}
-    lead = [f"d{i}" for i in range(len(x.shape) - 3)]
+    lead = free_dims(len(x.shape) - 3)
     packed, spread = [*lead, ("c", "!r", "!q"), "h", "w"], [*lead, "c", ("h", "!r"), ("w", "!q")]
     pair = (packed, spread) if call.name == "pixel_shuffle" else (spread, packed)
     return call.build([pair[0]], [pair[1]], sizes=sizes, linear=((0,),))

@@ -9,7 +9,7 @@ from typing import Any
 
 from dtorch.sharding.factors import Mapping
 from dtorch.sharding.localize import LocalContext, OpCall, localizer
-from dtorch.sharding.rules.registry import Call, replicated, rule
+from dtorch.sharding.rules.registry import Call, free_dims, replicated, rule
 
 _CONSTANT = ("full", "zeros", "ones", "empty", "new_full", "new_zeros", "new_ones", "new_empty")
 
@@ -17,7 +17,7 @@ _CONSTANT = ("full", "zeros", "ones", "empty", "new_full", "new_zeros", "new_one
 @rule(*_CONSTANT)
 def constant(call: Call, *args: Any, **options: Any) -> Mapping:
     """Every dim of the result is free; an input lends its type only."""
-    outputs = [f"d{i}" for i in range(len(call.outputs[0].shape))]
+    outputs = free_dims(len(call.outputs[0].shape))
     inputs = [[f"!i{i}" for i in range(len(t.shape))] for t in call.tensors]
     return call.build(inputs, [outputs], ignored=range(len(inputs)))
 
@@ -34,7 +34,7 @@ def local_constant(ctx: LocalContext, call: OpCall) -> Any:
 @rule("full_like", "zeros_like", "ones_like", "empty_like")
 def like(call: Call, x: Any, *rest: Any, **options: Any) -> Mapping:
     """The dims of x."""
-    names = [f"d{i}" for i in range(len(x.shape))]
+    names = free_dims(len(x.shape))
     return call.build([names], [names])
 
 

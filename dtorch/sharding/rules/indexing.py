@@ -11,7 +11,7 @@ import torch
 
 from dtorch.sharding.factors import Mapping
 from dtorch.sharding.localize import LocalContext, OpCall, as_is, cuts_of, localizer, may_be_empty
-from dtorch.sharding.rules.registry import Call, replicated, rule
+from dtorch.sharding.rules.registry import Call, free_dims, replicated, rule
 
 aten = torch.ops.aten
 
@@ -56,7 +56,7 @@ def local_embedding(ctx: LocalContext, call: OpCall) -> Any:
 @rule("index_select")
 def index_select(call: Call, x: Any, dim: int, index: Any) -> Mapping:
     """One dim of x is replaced by the index's."""
-    before = [f"d{i}" for i in range(len(x.shape))]
+    before = free_dims(len(x.shape))
     after = list(before)
     if before:
         before[dim], after[dim] = "!v", "i"
@@ -66,7 +66,7 @@ def index_select(call: Call, x: Any, dim: int, index: Any) -> Mapping:
 @rule("index_copy", "index_add", "index_fill", "index_reduce")
 def index_write(call: Call, x: Any, dim: int, index: Any, source: Any = None, *rest: Any, **options: Any) -> Mapping:
     """Writes along one dim, which is blocked; added rows may be cut among devices."""
-    names = [f"d{i}" for i in range(len(x.shape))]
+    names = free_dims(len(x.shape))
     dim %= max(len(names), 1)
     whole = [*names[:dim], "!v", *names[dim + 1 :]] if names else []
     if call.name == "index_add":
@@ -99,7 +99,7 @@ def scatter(call: Call, x: Any, dim: int, index: Any, *rest: Any, **options: Any
     """Writes along one dim; added rows may be cut among devices."""
     rank = len(x.shape)
     others = call.tensors[1:]
-    names = [f"d{i}" for i in range(rank)]
+    names = free_dims(rank)
     for i in range(rank):
         if any(t.shape[i] != x.shape[i] for t in others):
             names[i] = f"!d{i}"
@@ -122,7 +122,7 @@ def scatter(call: Call, x: Any, dim: int, index: Any, *rest: Any, **options: Any
 @rule("slice_scatter", "select_scatter")
 def write_part(call: Call, x: Any, source: Any, dim: int = 0, *rest: Any, **options: Any) -> Mapping:
     """Writes a slice of one dim, which is blocked."""
-    names = [f"d{i}" for i in range(len(x.shape))]
+    names = free_dims(len(x.shape))
     dim %= len(names)
     whole = [*names[:dim], "!v", *names[dim + 1 :]]
     part = [*names[:dim], *(["!i"] if call.name == "slice_scatter" else []), *names[dim + 1 :]]
@@ -189,7 +189,7 @@ def _mask_put(call: Call, x: Any, indices: Any, values: Any) -> Mapping:
     mask = indices[0]
     if len(indices) != 1 or mask is None or len(values.shape) or mask.dtype != torch.bool:
         return replicated(call)
-    names = [f"d{i}" for i in range(len(x.shape))]
+    names = free_dims(len(x.shape))
     return call.build([names, names[: len(mask.shape)], []], [names])
 
 
@@ -198,7 +198,7 @@ def one_hot(call: Call, x: Any, classes: int = -1) -> Mapping:
     """The class dim is new and blocked; without a given number of classes all is whole."""
     if classes < 0:
         return replicated(call)
-    names = [f"d{i}" for i in range(len(x.shape))]
+    names = free_dims(len(x.shape))
     return call.build([names], [[*names, "!classes"]])
 
 
@@ -207,7 +207,7 @@ def searchsorted(call: Call, edges: Any, x: Any, *rest: Any, **options: Any) -> 
     """Values are free where the edges are one row."""
     if len(edges.shape) != 1 or not is_plain(x):
         return None
-    names = [f"d{i}" for i in range(len(x.shape))]
+    names = free_dims(len(x.shape))
     return call.build([["!edges"], names], [names]) if len(call.tensors) == 2 else None
 
 
@@ -216,7 +216,7 @@ def bucketize(call: Call, x: Any, edges: Any, *rest: Any, **options: Any) -> Map
     """Values are free."""
     if not is_plain(x):
         return None
-    names = [f"d{i}" for i in range(len(x.shape))]
+    names = free_dims(len(x.shape))
     return call.build([names, ["!edges"]], [names])
 
 

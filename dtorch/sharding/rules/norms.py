@@ -6,13 +6,13 @@ from typing import Any
 
 from dtorch.sharding.factors import Mapping
 from dtorch.sharding.localize import LocalContext, OpCall, localizer, never_empty
-from dtorch.sharding.rules.registry import Call, rule
+from dtorch.sharding.rules.registry import Call, free_dims, rule
 
 
 @rule("softmax", "log_softmax", "_softmax", "_log_softmax", "_safe_softmax", "softmin")
 def softmax(call: Call, x: Any, dim: int, *rest: Any, **options: Any) -> Mapping:
     """One dim is blocked."""
-    names = [f"d{i}" for i in range(len(x.shape))]
+    names = free_dims(len(x.shape))
     return call.build([names], [names], blocked=[names[dim]] if names else ())
 
 
@@ -92,7 +92,7 @@ def batch_norm(call: Call, x: Any, *rest: Any, **options: Any) -> Mapping | None
 @rule("normalize", "l1_normalize", "local_response_norm")
 def along_channels(call: Call, x: Any, *rest: Any, **options: Any) -> Mapping:
     """Neighbours along dim 1 are looked at."""
-    names = ["n", "!c"] + [f"d{i}" for i in range(len(x.shape) - 2)]
+    names = ["n", "!c"] + free_dims(len(x.shape) - 2)
     return call.build([names], [names])
 
 

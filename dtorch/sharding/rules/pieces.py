@@ -13,8 +13,8 @@ import torch
 
 from dtorch.sharding.factors import Mapping
 from dtorch.sharding.localize import LocalContext, OpCall, as_is, cuts_of, localizer, never_empty
-from dtorch.sharding.rules.registry import Call, replicated, rule
-from dtorch.sharding.rules.views import Groups, names
+from dtorch.sharding.rules.registry import Call, free_dims, replicated, rule
+from dtorch.sharding.rules.views import Groups
 
 aten = torch.ops.aten
 never_empty("pad")
@@ -39,7 +39,7 @@ def parts_of(pieces: Sequence[int], mark: str) -> tuple[Groups, dict[str, int]]:
       "unsafe_chunk", "unsafe_split_with_sizes")  # fmt: skip
 def split(call: Call, x: Any, pieces: Any, dim: int = 0) -> Mapping:
     """Every piece is a multiple of a common part `p`: `(k p) -> p, p, ..`; cutting `p` cuts all pieces alike."""
-    dims = names(len(x.shape))
+    dims = free_dims(len(x.shape))
     dim %= len(dims)
     groups, sizes = parts_of([t.shape[dim] for t in call.outputs], "p")
     source = ("!parts", "p") if sizes else "!i"
@@ -65,7 +65,7 @@ def local_split(ctx: LocalContext, call: OpCall) -> Any:
 @rule("unbind", "unbind_copy")
 def unbind(call: Call, x: Any, dim: int = 0) -> Mapping:
     """The dim is blocked."""
-    dims = names(len(x.shape))
+    dims = free_dims(len(x.shape))
     dim %= len(dims)
     rest = dims[:dim] + dims[dim + 1 :]
     return call.build([[*dims[:dim], "!i", *dims[dim + 1 :]]], [rest] * len(call.outputs), linear=((0,),))
@@ -78,7 +78,7 @@ def cat(call: Call, tensors: Any, dim: int = 0) -> Mapping | None:
     rank = len(call.outputs[0].shape)
     if call.name not in ("cat", "concat", "concatenate") or any(len(t.shape) != rank for t in tensors):
         return replicated(call)  # torch.cat lets a legacy (0,) tensor stand beside tensors of any rank
-    dims = names(rank)
+    dims = free_dims(rank)
     dim %= rank
     groups, sizes = parts_of([t.shape[dim] for t in tensors], "p")
     same = {t.dtype for t in tensors} == {call.outputs[0].dtype}
@@ -93,7 +93,7 @@ def cat(call: Call, tensors: Any, dim: int = 0) -> Mapping | None:
 @rule("stack")
 def stack(call: Call, tensors: Any, dim: int = 0) -> Mapping:
     """The new dim is blocked."""
-    dims = names(len(tensors[0].shape))
+    dims = free_dims(len(tensors[0].shape))
     dim %= len(dims) + 1
     return call.build([dims] * len(tensors), [[*dims[:dim], "!k", *dims[dim:]]], linear=(range(len(tensors)),))
 
@@ -104,7 +104,7 @@ def repeat(call: Call, x: Any, repeats: Any) -> Mapping | None:
     rank = max(len(repeats), len(x.shape))
     counts = [1] * (rank - len(repeats)) + list(repeats)
     shape = [1] * (rank - len(x.shape)) + list(x.shape)
-    dims = names(rank)
+    dims = free_dims(rank)
     sizes = {f"!r{i}": count for i, count in enumerate(counts)} | dict(zip(dims, shape))
     outputs = [(f"!r{i}", dims[i]) for i in range(rank)]
     return call.build([dims[rank - len(x.shape) :]], [outputs], sizes=sizes, linear=((0,),))
@@ -115,7 +115,7 @@ def repeat_interleave(call: Call, x: Any, repeats: int, dim: Any = None, **optio
     """A dim becomes (dim repeat)."""
     if dim is None:
         return None
-    dims: Groups = names(len(x.shape))
+    dims = free_dims(len(x.shape))
     dim %= len(dims)
     after = list(dims)
     after[dim] = (dims[dim], "!r")
@@ -161,7 +161,7 @@ def moved_within(call: Call, x: Any, *rest: Any, **options: Any) -> Mapping | No
 @rule("diff")
 def diff(call: Call, x: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Mapping:
     """Differences of neighbours: the dim is blocked, also of what is put before and after it."""
-    dims = names(len(x.shape))
+    dims = free_dims(len(x.shape))
     dim %= len(dims)
     return call.build(
         [[*dims[:dim], f"!i{k}", *dims[dim + 1 :]] for k in range(len(call.tensors))],

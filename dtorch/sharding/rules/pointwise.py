@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dtorch.sharding.factors import Mapping
-from dtorch.sharding.rules.registry import Call, replicated, rule
+from dtorch.sharding.rules.registry import Call, free_dims, replicated, rule
 
 _IN_EACH = {"mul", "multiply"}
 _IN_FIRST = {"div", "divide", "true_divide"}
@@ -74,7 +74,7 @@ def pointwise(call: Call, *args: Any, **kwargs: Any) -> Mapping:
 def elementwise(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mapping:
     """The mapping of an elementwise op."""
     rank = len(call.outputs[0].shape)
-    names = [f"d{i}" for i in range(rank)]
+    names = free_dims(rank)
     return call.build(
         [names[rank - len(t.shape) :] for t in call.tensors],
         [names] * len(call.outputs),
@@ -91,7 +91,7 @@ def dropout(call: Call, x: Any, p: float = 0.5, train: bool | None = False) -> M
 @rule("glu")
 def glu(call: Call, x: Any, dim: int = -1) -> Mapping:
     """Halves of one dim: its inner part may be cut, as in both halves alike."""
-    names: list[Any] = [f"d{i}" for i in range(len(x.shape))]
+    names = free_dims(len(x.shape))
     whole = list(names)
     dim %= len(names)
     whole[dim] = ("!two", names[dim])
@@ -101,6 +101,6 @@ def glu(call: Call, x: Any, dim: int = -1) -> Mapping:
 @rule("prelu", "_prelu_kernel")
 def prelu(call: Call, x: Any, weight: Any) -> Mapping:
     """One slope for each channel (dim 1), or a single one."""
-    names = [f"d{i}" for i in range(len(x.shape))]
+    names = free_dims(len(x.shape))
     slopes = names[len(names) - len(weight.shape) :] if len(weight.shape) > 1 else names[1:2] or [None]
     return call.build([names, slopes if len(weight.shape) else []], [names])

@@ -12,7 +12,7 @@ import torch
 
 from dtorch.sharding.factors import Mapping
 from dtorch.sharding.localize import LocalContext, OpCall, as_is, cuts_of, localizer, may_be_empty
-from dtorch.sharding.rules.registry import Call, replicated, rule
+from dtorch.sharding.rules.registry import Call, free_dims, replicated, rule
 
 aten = torch.ops.aten
 
@@ -79,7 +79,7 @@ def _dim_keepdim(call: OpCall) -> tuple[Any, bool]:
 def extreme(call: Call, x: Any, dim: Any = None, keepdim: bool = False) -> Mapping | None:
     """Partial maxima or minima; with indices as a second result, or for booleans, the dim is blocked."""
     if len(call.tensors) == 2:  # max(x, y) is elementwise
-        names = [f"d{i}" for i in range(len(call.outputs[0].shape))]
+        names = free_dims(len(call.outputs[0].shape))
         return call.build([names[len(names) - len(t.shape) :] for t in call.tensors], [names])
     if len(call.outputs) > 1 or x.dtype == torch.bool:
         return reduction(call, x, dim, "!")
@@ -141,7 +141,7 @@ def scan(call: Call, x: Any, dim: int, *rest: Any, **options: Any) -> Mapping | 
 
 def along(call: Call, x: Any, dim: int, **options: Any) -> Mapping:
     """Results have the dims of x, but for one, which is blocked."""
-    names = [f"d{i}" for i in range(len(x.shape))]
+    names = free_dims(len(x.shape))
     before, after = list(names), list(names)
     if names:
         before[dim], after[dim] = "!i", "!o"
@@ -174,7 +174,7 @@ def histogram(call: Call, x: Any, *rest: Any, **options: Any) -> Mapping | None:
     low, high = options.get("min", limits[0]), options.get("max", limits[1])
     if call.name == "bincount" or (low == 0 and high == 0):
         return replicated(call)
-    names = [f"d{i}" for i in range(len(x.shape))]
+    names = free_dims(len(x.shape))
     return call.build([names], [["!bins"]])
 
 

@@ -19,7 +19,6 @@ from dtorch.sharding.notation import Notation, apply, parse
 from dtorch.torch_private import OpOverload, OpOverloadPacket, schema_arguments, schema_tensors
 
 Rule = Callable[..., "Mapping | tuple[Mapping, ...] | None"]
-Written = Sequence["str | None | tuple[str, ...]"]  # a rule's shorthand for Dims: a lone factor, none, or a product
 
 _RULES: dict[str, Rule] = {}
 _USER: dict[str, Rule] = {}
@@ -59,8 +58,8 @@ class Call:
 
     def build(
         self,
-        inputs: Sequence[Written],
-        outputs: Sequence[Written],
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
         *,
         sizes: dict[str, int] | None = None,
         blocked: Iterable[str] = (),
@@ -69,8 +68,9 @@ class Call:
         additive: Iterable[int] = (),
         ignored: Iterable[int] = (),
     ) -> Mapping:
-        """A Mapping from factor names per dim, for rules that depend on ranks. `sizes`: of factors in products.
+        """A Mapping from a list of dims for each tensor, for rules that depend on ranks.
 
+        A dim is written as a factor's name, as None for no factor, or as a tuple of names whose `sizes` are given.
         A name that begins with `!` is blocked. A dim of size one has no factor, whatever is written: that is how
         broadcasting is expressed.
         """
@@ -89,7 +89,7 @@ class Call:
             ignored=frozenset(ignored),
         )
 
-    def _dims(self, written: Written, tensor: Any, sizes: dict[str, int]) -> Dims:
+    def _dims(self, written: Iterable[Any], tensor: Any, sizes: dict[str, int]) -> Dims:
         dims: list[tuple[str, ...]] = []
         for names, size in zip(written, tensor.shape, strict=True):
             if names is None or size == 1:
@@ -101,6 +101,11 @@ class Call:
             else:
                 dims.append(tuple(name for name in names if sizes[name] != 1))
         return tuple(dims)
+
+
+def free_dims(rank: int) -> list[Any]:
+    """A factor of its own for each dim."""
+    return [f"d{i}" for i in range(rank)]
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:

@@ -13,15 +13,10 @@ import torch
 
 from dtorch.sharding.factors import Mapping
 from dtorch.sharding.localize import LocalContext, OpCall, localizer
-from dtorch.sharding.rules.registry import Call, replicated, rule
+from dtorch.sharding.rules.registry import Call, free_dims, replicated, rule
 
 aten = torch.ops.aten
 Groups = list[Any]
-
-
-def names(rank: int) -> list[Any]:
-    """One factor for each dim."""
-    return [f"d{i}" for i in range(rank)]
 
 
 def common_factor(a: int, b: int) -> int:
@@ -99,7 +94,7 @@ def reshape(call: Call, x: Any, *rest: Any, **options: Any) -> Mapping | None:
     source, target = tuple(x.shape), tuple(call.outputs[0].shape)
     plain = all(type(size) is int for size in source + target)
     before, after, sizes = (_regroup_cached if plain else regroup)(source, target)
-    inputs = [before]
+    inputs: list[Any] = [before]
     if len(call.tensors) == 2:  # view_as: the other tensor lends its shape only
         inputs.append([f"!like{i}" for i in range(len(call.tensors[1].shape))])
     return call.build(inputs, [after], sizes=sizes, linear=((0,),), ignored=range(1, len(inputs)))
@@ -118,7 +113,7 @@ def local_reshape(ctx: LocalContext, call: OpCall) -> Any:
 @rule("view.dtype")
 def view_dtype(call: Call, x: Any, dtype: torch.dtype) -> Mapping | None:
     """Bits read as another type: the last dim may change its size."""
-    dims = names(len(x.shape))
+    dims = free_dims(len(x.shape))
     if x.dtype.itemsize == dtype.itemsize:
         return call.build([dims], [dims])
     return call.build([[*dims[:-1], "!i"]], [[*dims[:-1], "!o"]])
@@ -127,7 +122,7 @@ def view_dtype(call: Call, x: Any, dtype: torch.dtype) -> Mapping | None:
 @rule("permute", "transpose", "t", "movedim", "moveaxis", "swapaxes", "swapdims", "numpy_T", "mT", "mH", "adjoint")
 def permute(call: Call, x: Any, *rest: Any, **options: Any) -> Mapping | None:
     """Dims change places."""
-    dims = names(len(x.shape))
+    dims = free_dims(len(x.shape))
     moved = list(dims)
     name = call.name
     if name == "permute":
@@ -151,7 +146,7 @@ def permute(call: Call, x: Any, *rest: Any, **options: Any) -> Mapping | None:
 def expand(call: Call, x: Any, *rest: Any, **options: Any) -> Mapping:
     """Dims that are new or grow stand in the result only: each device makes its part of them."""
     shape = call.outputs[0].shape
-    dims = names(len(shape))
+    dims = free_dims(len(shape))
     inputs = [dims[len(shape) - len(t.shape) :] for t in call.tensors[:1]]
     inputs += [[f"!like{i}" for i in range(len(t.shape))] for t in call.tensors[1:]]
     return call.build(inputs, [dims], linear=((0,),), ignored=range(1, len(inputs)))
@@ -166,7 +161,7 @@ def local_expand(ctx: LocalContext, call: OpCall) -> Any:
 @rule("broadcast_tensors")
 def broadcast_tensors(call: Call, tensors: Any) -> Mapping | None:
     """Each to the common shape."""
-    dims = names(len(call.outputs[0].shape))
+    dims = free_dims(len(call.outputs[0].shape))
     return call.build([dims[len(dims) - len(t.shape) :] for t in tensors], [dims] * len(call.outputs))
 
 
@@ -178,7 +173,7 @@ def is_full_range(size: int, start: Any, end: Any, step: int) -> bool:
 @rule("slice", "narrow", "slice_copy")
 def slice_(call: Call, x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Mapping:
     """A full range is the identity, else the dim is blocked."""
-    before, after = names(len(x.shape)), names(len(x.shape))
+    before, after = free_dims(len(x.shape)), free_dims(len(x.shape))
     dim %= len(before)
     if x.shape[dim] != call.outputs[0].shape[dim]:
         before[dim], after[dim] = "!i", "!o"
@@ -190,7 +185,7 @@ def slice_(call: Call, x: Any, dim: int = 0, start: Any = None, end: Any = None,
 @rule("select", "select_copy")
 def select(call: Call, x: Any, dim: int, index: Any) -> Mapping:
     """The dim is blocked."""
-    dims = names(len(x.shape))
+    dims = free_dims(len(x.shape))
     dim %= len(dims)
     return call.build([[*dims[:dim], "!i", *dims[dim + 1 :]]], [dims[:dim] + dims[dim + 1 :]], linear=((0,),))
 
@@ -198,10 +193,10 @@ def select(call: Call, x: Any, dim: int, index: Any) -> Mapping:
 @rule("diagonal", "diag_embed", "diag", "trace", "unfold", "as_strided")
 def strided(call: Call, x: Any, *rest: Any, **options: Any) -> Mapping:
     """Rare views: `diagonal` and `unfold` keep the other dims; the rest are whole."""
-    dims: list[Any] = names(len(x.shape))
+    dims = free_dims(len(x.shape))
     if call.name == "diagonal":
-        first, second = [*rest[1:3], *((0, 1)[len(rest[1:3]) :])]
-        first, second = options.get("dim1", first) % len(dims), options.get("dim2", second) % len(dims)
+        first = options.get("dim1", rest[1] if len(rest) > 1 else 0) % len(dims)
+        second = options.get("dim2", rest[2] if len(rest) > 2 else 1) % len(dims)
         rest_dims = [d for i, d in enumerate(dims) if i not in (first, second)]
         dims[first], dims[second] = "!i", "!j"
         return call.build([dims], [[*rest_dims, "!o"]], linear=((0,),))
