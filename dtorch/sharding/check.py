@@ -272,19 +272,31 @@ def compatible(first: Choice, second: Choice) -> bool:
     return first.cuts is None or second.cuts is None or first.cuts[0] != second.cuts[0] or first.cuts == second.cuts
 
 
+def combinations(found: Sequence[Choice], count: int, draw: random.Random) -> Iterator[tuple[Shape, list[Choice]]]:
+    """Up to `count` random meshes of two or three axes with a strategy for each axis, that may stand together."""
+    for _ in range(count * 4 if len(found) > 1 else 0):
+        mesh_shape = draw.choice([(2, 2), (2, 3), (3, 2), (2, 2, 2)])
+        chosen = [draw.choice(found[1:]) for _ in mesh_shape]
+        if all(compatible(a, b) for k, a in enumerate(chosen) for b in chosen[:k]):
+            yield mesh_shape, chosen
+            count -= 1
+            if not count:
+                return
+
+
 def check_rule(
     op: Any,
     args: tuple,
     kwargs: dict[str, Any] | None = None,
     *,
     axis_sizes: Sequence[int] = (1, 2, 3, 4),
-    pairs: int = 12,
+    joint: int = 12,
     tolerance: float = 1e-9,
     seed: int = 0,
 ) -> tuple[str, int]:
-    """Compare under every strategy of the op's rule on axes of `axis_sizes`, and under `pairs` random pairs of them.
+    """Compare under every strategy of the op's rule on axes of `axis_sizes`, and under `joint` random joint ones.
 
-    Pairs run on 2-axis meshes of the sizes (2, 2), (2, 3) and (3, 2). Gives the rule's source and the number of runs.
+    Joint strategies run on meshes of two and three axes. Gives the rule's source and the number of runs.
     Raises RuleError at the first that differs.
     """
     kwargs = kwargs or {}
@@ -294,13 +306,8 @@ def check_rule(
     runs = 0
     for rule in (rules,) if isinstance(rules, Alternatives) else rules:
         found = choices(rule)
-        for count in axis_sizes:
-            for choice in found if count > 1 else found[:1]:
-                check_choice(op, args, kwargs, outputs, [choice], (count,), tolerance=tolerance, seed=seed)
-                runs += 1
-        legal = [(a, b) for a in found[1:] for b in found[1:] if compatible(a, b)]
-        for pair in draw.sample(legal, min(pairs, len(legal))):
-            mesh_shape = draw.choice([(2, 2), (2, 3), (3, 2)])
-            check_choice(op, args, kwargs, outputs, pair, mesh_shape, tolerance=tolerance, seed=seed)
+        plans = [((count,), [choice]) for count in axis_sizes for choice in (found if count > 1 else found[:1])]
+        for mesh_shape, chosen in (*plans, *combinations(found, joint, draw)):
+            check_choice(op, args, kwargs, outputs, chosen, mesh_shape, tolerance=tolerance, seed=seed)
             runs += 1
     return source, runs
