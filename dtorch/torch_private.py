@@ -309,6 +309,40 @@ def tree_unflatten(leaves: list[Any], spec: Any) -> Any:
     return _pytree.tree_unflatten(leaves, spec)
 
 
+def local_tensors(op: OpOverload, args: tuple[Any, ...], placements: list[Any], count: int) -> list[tuple[Any, list]]:
+    """Run an op on DTensors over `count` devices in this process (LocalTensorMode): a second opinion for tests.
+
+    `placements`: one for each tensor in `args`. Gives for each tensor result its placement and what each device holds.
+    """
+    import torch.distributed as dist
+    from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
+    from torch.distributed.tensor import DTensor, distribute_tensor, init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+    from torch.utils._pytree import tree_leaves, tree_map
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
+    try:
+        with LocalTensorMode(count):
+            mesh = init_device_mesh("cpu", (count,))
+            supply = iter(placements)
+
+            def place(value: Any) -> Any:
+                if not isinstance(value, torch.Tensor):
+                    return value
+                everywhere = LocalTensor({rank: value.clone() for rank in range(count)})
+                return distribute_tensor(everywhere, mesh, [next(supply)])
+
+            results = [leaf for leaf in tree_leaves(op(*tree_map(place, args))) if isinstance(leaf, DTensor)]
+            return [
+                (result.placements[0], [result.to_local()._local_tensors[rank].clone() for rank in range(count)])
+                for result in results
+            ]
+    finally:
+        dist.destroy_process_group()
+
+
 # --- for the runtime: the state a plan runs under, and the builtins behind ATen overloads -------------------------
 
 
@@ -436,40 +470,6 @@ def autocast_casts(op: OpOverload, args: tuple, kwargs: dict[str, Any]) -> list[
             under.pop(position)
     given = {id(leaf) for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)}
     return [(tensor, dtype) for tensor, dtype in under if id(tensor) in given]
-
-
-def local_tensors(op: OpOverload, args: tuple[Any, ...], placements: list[Any], count: int) -> list[tuple[Any, list]]:
-    """Run an op on DTensors over `count` devices in this process (LocalTensorMode): a second opinion for tests.
-
-    `placements`: one for each tensor in `args`. Gives for each tensor result its placement and what each device holds.
-    """
-    import torch.distributed as dist
-    from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
-    from torch.distributed.tensor import DTensor, distribute_tensor, init_device_mesh
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-    from torch.utils._pytree import tree_leaves, tree_map
-
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
-    try:
-        with LocalTensorMode(count):
-            mesh = init_device_mesh("cpu", (count,))
-            supply = iter(placements)
-
-            def place(value: Any) -> Any:
-                if not isinstance(value, torch.Tensor):
-                    return value
-                everywhere = LocalTensor({rank: value.clone() for rank in range(count)})
-                return distribute_tensor(everywhere, mesh, [next(supply)])
-
-            results = [leaf for leaf in tree_leaves(op(*tree_map(place, args))) if isinstance(leaf, DTensor)]
-            return [
-                (result.placements[0], [result.to_local()._local_tensors[rank].clone() for rank in range(count)])
-                for result in results
-            ]
-    finally:
-        dist.destroy_process_group()
 
 
 def parse_to(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtype | None]:
