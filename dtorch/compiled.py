@@ -25,7 +25,7 @@ from dtorch.errors import InputError, UnsupportedError
 from dtorch.ir.snapshot import Snapshot
 from dtorch.mesh import DeviceMesh
 from dtorch.options import current, logger
-from dtorch.program import Program
+from dtorch.program import Program, state_results
 from dtorch.report.diff import diff_snapshots, find_snapshot
 from dtorch.report.dump import fresh_directory, write_dumps
 from dtorch.report.table import PassTable
@@ -99,7 +99,9 @@ class CompiledModule(torch.nn.Module):
 
     def _build_program(self, traced: Traced, flat: Flat) -> Program:
         build = self._build
-        requests = Requests(self._asks(traced, flat), axis_names(build.mesh), build.mesh.shape)
+        requests = Requests(
+            self._asks(traced, flat), axis_names(build.mesh), build.mesh.shape, state_results(traced.structure)
+        )
         compiled = compile_program(traced, requests, build.settings)
         if build.dump is not None:
             self._write_dump(build.dump, compiled)

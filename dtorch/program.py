@@ -49,7 +49,7 @@ class Program:
         self._targets = {item.name: item for item in plan.inputs}
         self._results = [(index, item) for index, item in enumerate(plan.outputs) if item.mutates is None]
         self._mutations = [(index, item) for index, item in enumerate(plan.outputs) if item.mutates is not None]
-        self._stays = _state_results(self.structure)
+        self._stays = state_results(self.structure)
         self._copied = [item.aliases is not None and self._is_owned(item) for _, item in self._results]
 
     def _is_owned(self, item: PlanOutput) -> bool:
@@ -108,7 +108,7 @@ class Program:
         return inputs
 
 
-def _state_results(structure: Structure | None) -> frozenset[int]:
+def state_results(structure: Structure | None) -> frozenset[int]:
     """Numbers of the results that stay on the devices: those that go into a state's place."""
     if structure is None:
         return frozenset()

@@ -1,8 +1,8 @@
 """What work and communication cost, from explicit device numbers: the one model every decision is weighed by.
 
-In: placements, byte counts, axis sizes. Out: seconds. The defaults describe no real machine: they keep
-computation dear enough against latency that a model of any size is worth sharding, so choices do not flip with
-the size of a test model; pass measured numbers to plan for a real cluster.
+In: placements, byte counts, axis sizes. Out: seconds. The defaults describe no real machine. Their ratios are those
+of one (about a thousand operations in the time of one byte sent), and keeping a weight whole has a price of its own,
+so that a model of any size is worth sharding and choices do not flip with the size of a test model.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class CostModel:
     how dear it is to keep a weight's bytes on every device of an axis instead of cutting it.
     """
 
-    flops_per_s: float = 2e10
-    memory_bytes_per_s: float = 1e11
+    flops_per_s: float = 1e12
+    memory_bytes_per_s: float = 1e12
     network_bytes_per_s: float = 1e9
     collective_s: float = 1e-6
     launch_s: float = 1e-9

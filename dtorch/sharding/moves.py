@@ -126,6 +126,8 @@ def _bring(axis: Axis, entry: At | Free, wanted: Placed | None, size: float) -> 
             if entry.keep_s and type(option) is Split and option != wanted:
                 convert *= 64.0  # a stored weight is not to be gathered at every step
             total = kept + convert + rank * 1e-12
+            if type(option) is Split and option.outer > 1:
+                total += axis.cost.collective_s  # cuts inside a unit seem free until something reads the whole unit
             if total < best[0]:
                 best = (total, (option,) if option == wanted else (option, wanted))
         return best
@@ -205,27 +207,27 @@ def _candidates(
     return [entry for entry in found if entry[0] not in mapping.blocked]
 
 
-def intervals(size: int, strides: tuple[int, ...], count: int) -> list[tuple[int, int]]:
-    """`(outer, unit)` of the cuts that respect a dimension's units, coarsest balanced ones first.
+def intervals(size: int, marks: tuple[int, ...], count: int) -> list[tuple[int, int]]:
+    """`(outer, unit)` of the cuts that respect a dimension's marks (see `units`), the preferred one first.
 
-    Without marked strides that is the plain cut (1, 1). With strides (64, 192) of 576: groups, heads, heads in
-    a group. An interval with fewer parts than devices is left out unless it is the only one.
+    Without marks that is the plain cut (1, 1). With units (64, 192) of 576 on two devices: whole groups of heads,
+    or the heads within each group. With parts (-768) of 2304: the cut that goes through all three parts. For each
+    upper end the coarsest unit that still gives every device a part is taken; finer ones split what is read together.
     """
-    chain = [1, *strides, size]
-    found = [
-        (size // high, low)
-        for i, low in enumerate(chain)
-        for high in chain[i + 1 :]
-        if high // low >= count and not (low == 1 and i + 1 < len(chain) - 1)
-    ]
-    if not found:
-        return [(1, chain[-2])] if size // chain[-2] > 1 else [(1, 1)]
-
-    def imbalance(interval: tuple[int, int]) -> tuple[float, int, int]:
-        parts = size // (interval[0] * interval[1])
-        return (-(-parts // count) * count / parts, interval[0], -interval[1])
-
-    return sorted(found, key=imbalance)
+    units = [mark for mark in marks if mark > 0]
+    parts = [-mark for mark in marks if mark < 0]
+    found = []
+    for high in (size, *sorted((abs(mark) for mark in marks), reverse=True)):
+        inside = [unit for unit in units if unit < high]
+        if high in units and not inside:
+            continue  # a unit is not cut
+        for low in reversed(inside or [1]):
+            if high // low >= count and not any(low < part < high for part in parts):
+                found.append((size // high, low))
+                break
+    if found:
+        return found
+    return [(1, units[0])] if units and size // units[0] > 1 else [(1, 1)]
 
 
 def parts_left(shape: tuple[int, ...], split: Split, cuts: tuple[Placed, ...], axis: Axis) -> int:

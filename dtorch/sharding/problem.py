@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 from dtorch.ir.signature import Signature
 from dtorch.sharding.factors import Alternatives, Mapping
 from dtorch.sharding.rules import mappings_of
+from dtorch.sharding.rules.registry import when_registered
 from dtorch.torch_private import schema_facts
 
 
@@ -69,6 +70,7 @@ class Problem:
     inputs: dict[str, int]
     outputs: tuple[int | None, ...]
     of_node: dict[Node, tuple[int, ...]]
+    resident: frozenset[int] = frozenset()  # results that stay on the devices, such as a new cache
 
 
 _TEMPLATES: dict[Any, Template] = {}
@@ -144,6 +146,9 @@ def template_of(node: Node, results: list[Any]) -> Template:
 def forget_templates() -> None:
     """Drop cached templates: after a rule was registered, or to time a cold propagation."""
     _TEMPLATES.clear()
+
+
+when_registered(forget_templates)
 
 
 def _key(argument: Any) -> Any:

@@ -43,6 +43,8 @@ def propagate(
     """Decide and write placements into `graph` (in place). Ops without a rule run replicated, with a warning."""
     cost = cost or CostModel()
     problem = read_problem(graph, signature)
+    outputs = [problem.outputs[position] for position in requests.resident]
+    problem.resident = frozenset(index for index in outputs if index is not None)
     mark_units(problem)
     tied = _tied(problem, signature)
     choices: list[AxisChoice] = []

@@ -30,11 +30,15 @@ class Ask:
 
 @dataclass(frozen=True)
 class Requests:
-    """What is asked, by graph input name and mesh axis index; inputs left out follow the axis's convention."""
+    """What is asked, by graph input name and mesh axis index; inputs left out follow the axis's convention.
+
+    `resident`: positions of the results that stay on the devices from step to step, as a new cache does.
+    """
 
     asks: Lookup[tuple[str, int], Ask]
     axis_names: tuple[str, ...]
     mesh_shape: tuple[int, ...]
+    resident: frozenset[int] = frozenset()
 
 
 def given_on_axis(
@@ -58,7 +62,7 @@ def given_on_axis(
         elif spec.kind == "user":
             given[index] = (WHOLE,)
         else:
-            given[index] = _free(value, count, cost)
+            given[index] = _free(value, spec.kind, count, cost)
     return given
 
 
@@ -91,7 +95,7 @@ def _on_data_axis(value: Value, spec: InputSpec, batch: int | None, count: int) 
     return (Split(0),)
 
 
-def _free(value: Value, count: int, cost: CostModel) -> Free:
+def _free(value: Value, kind: str, count: int, cost: CostModel) -> Free:
     options: list[Placed] = [WHOLE]
     for dim, size in enumerate(value.shape):
         if size > 1:
@@ -101,6 +105,8 @@ def _free(value: Value, count: int, cost: CostModel) -> Free:
                 if size // (outer * unit) >= count
             ]
     keep_s = value.size_bytes / cost.weight_bytes_per_s if len(value.shape) > 1 else 0.0
+    if kind == "state":
+        keep_s = value.size_bytes / (2 * cost.network_bytes_per_s)
     return Free(tuple(options), keep_s)
 
 

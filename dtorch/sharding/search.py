@@ -124,6 +124,7 @@ def _advance(
     ]
     kept = [live[i] for i in stays] + [step.outputs[k] for k in made]
     debts = [axis.cost.convert(PENDING, WHOLE, sizes[value], axis.size) for value in kept]
+    resident = problem.resident
     merged: dict[tuple, _State] = {}
     for state in states:
         at = tuple([state.at[slot] for slot in slots])
@@ -135,9 +136,9 @@ def _advance(
                 entries[slot] = after if type(current) is Free or len(after) > len(current) else current
             outputs = move.strategy.outputs
             for k, value, partner in settle:
-                seconds += _settle(axis, (outputs[k],), partner, where, entries, sizes[value])
+                seconds += _settle(axis, (outputs[k],), partner, where, entries, sizes[value], value in resident)
             for i, value, partner in settle_live:
-                seconds += _settle(axis, entries[i], partner, where, entries, sizes[value])
+                seconds += _settle(axis, entries[i], partner, where, entries, sizes[value], value in resident)
             key = tuple([entries[i] for i in stays] + [(outputs[k],) for k in made])
             known = merged.get(key)
             if known is None or seconds < known.seconds:
@@ -149,15 +150,32 @@ def _advance(
     return list(merged.values()), kept
 
 
-def _settle(axis: Axis, at: At | Free, partner: int | None, where: dict[int, int], entries: list, size: float) -> float:
-    """Cost of handing a value out: reductions are finished; a state goes back to where it came from."""
+def _settle(
+    axis: Axis,
+    at: At | Free,
+    partner: int | None,
+    where: dict[int, int],
+    entries: list[At | Free],
+    size: float,
+    resident: bool,
+) -> float:
+    """Cost of handing a result out: reductions are finished, a state goes back to where it came from.
+
+    Whoever reads a result wants all of it: a cut one is left cut, but fetching it costs a gather. A resident one is
+    read by later steps instead; it costs memory on every device that it is kept whole on.
+    """
     if type(at) is Free:
         return 0.0
     if partner is not None and partner in where:
         home = entries[where[partner]]
         home = home.options[0] if type(home) is Free else home[0]
         return min(axis.cost.convert(source, home, size, axis.size) for source in at)
-    # Whoever reads a result wants all of it: a cut one is left cut, but fetching it costs a gather.
+    if resident:
+        made = at[0]
+        kept = size / (2 * axis.cost.network_bytes_per_s)  # worth less than one gather of it
+        return (kept / axis.size if type(made) is Split else kept) + axis.cost.convert(
+            made, WHOLE if type(made) is Pending else made, size, axis.size
+        )
     return min(axis.cost.convert(source, WHOLE, size, axis.size) for source in at)
 
 
