@@ -46,6 +46,8 @@ def example(name: str, dtype: torch.dtype) -> tuple:
     model, args, kwargs = ZOO[name](dtype)
     if dtype == torch.float64:
         _without_grouped_mm(model)
+    if dtype == torch.bfloat16:
+        _without_choices(model)
     exact = None
     with torch.no_grad():
         with surroundings(dtype):
@@ -55,6 +57,13 @@ def example(name: str, dtype: torch.dtype) -> tuple:
             with Throughout64():
                 exact = twin(*[_double(each) for each in args], **kwargs)
     return model, args, kwargs, eager, exact
+
+
+def _without_choices(model: torch.nn.Module) -> None:
+    """Every token goes to all experts: a near tie that rounding decides otherwise is no matter of distance."""
+    for module in model.modules():
+        if hasattr(module, "top_k"):
+            module.top_k = model.config.num_local_experts
 
 
 def _without_grouped_mm(model: torch.nn.Module) -> torch.nn.Module:
