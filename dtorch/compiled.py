@@ -6,9 +6,11 @@ call of each kind and kept; the model's attributes are there too (`.config`, `.g
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,7 +77,7 @@ class CompiledModule(torch.nn.Module):
         tree = self._trees.get(key)
         program = None if tree is None else tree.find(lambda request: self._evaluate(request, flat))
         if program is None:
-            with self._lock:
+            with self._lock, collector_paused():
                 program = self._compile(key, flat, args, kwargs)
         else:
             build.counts["hits"] += 1
@@ -320,6 +322,19 @@ class CompiledModule(torch.nn.Module):
 def axis_names(mesh: DeviceMesh) -> tuple[str, ...]:
     """The names of a mesh's axes; axes without one are called by their position."""
     return mesh.mesh_dim_names or tuple(f"axis{index}" for index in range(mesh.ndim))
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """No cyclic garbage collection meanwhile: graphs are many live objects, and looking at them all takes longer than
+    making them."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def capture_statically(host: Host, args: tuple, kwargs: dict[str, Any], read: Any) -> Traced:

@@ -138,7 +138,7 @@ def fake_tensor(
     shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
 ) -> torch.Tensor:
     """A tensor with metadata and no data, of the process' fake mode."""
-    with torch.inference_mode(False), torch._C.DisableTorchFunctionSubclass(), fake_mode():
+    with torch.inference_mode(False), torch._C.DisableTorchFunction(), fake_mode():
         return torch.empty_strided(shape, stride, dtype=dtype, device=device)
 
 
@@ -460,8 +460,11 @@ def autocast_casts(op: OpOverload, args: tuple, kwargs: dict[str, Any]) -> list[
     torch.set_autocast_cache_enabled(False)
     try:
         under = conversions()
-        with torch._C._DisableAutocast():
-            without = conversions()
+        try:
+            with torch._C._DisableAutocast():
+                without = conversions()
+        except RuntimeError:  # without autocast the dtypes do not even fit together
+            without = []
     finally:
         torch.set_autocast_cache_enabled(cached)
     for tensor, dtype in without:
@@ -498,3 +501,24 @@ def shape_guards(exported: Any) -> list[Any]:
 
 
 HigherOrderOperator = torch._ops.HigherOrderOperator
+
+
+@lru_cache(maxsize=None)
+def returns_views(op: OpOverload) -> bool:
+    """Whether an overload gives a list of views of its first argument, as split does."""
+    return str(op._schema).endswith("-> Tensor(a)[]")
+
+
+def tensor_stores(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The dicts in which a module keeps its parameters and its buffers."""
+    return module._parameters, module._buffers
+
+
+def mark_parameter(tensor: torch.Tensor) -> None:
+    """Make `isinstance(tensor, nn.Parameter)` true for a tensor of a subclass."""
+    tensor._is_param = True  # type: ignore[attr-defined]
+
+
+def is_parameter(tensor: torch.Tensor) -> bool:
+    """Whether `isinstance(tensor, nn.Parameter)` holds, for a tensor of a subclass."""
+    return getattr(tensor, "_is_param", False)

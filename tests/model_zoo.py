@@ -158,7 +158,12 @@ def t5_encoder(dtype: torch.dtype = torch.float32) -> Example:
 
     torch.manual_seed(0)
     config = T5Config(
-        vocab_size=VOCABULARY, d_model=HIDDEN, d_kv=16, d_ff=2 * HIDDEN, num_layers=LAYERS, num_heads=4,
+        vocab_size=VOCABULARY,
+        d_model=HIDDEN,
+        d_kv=16,
+        d_ff=2 * HIDDEN,
+        num_layers=LAYERS,
+        num_heads=4,
         feed_forward_proj="gated-gelu",
     )
     return _ready(T5EncoderModel(config), dtype), (), dict(input_ids=token_ids())
@@ -170,8 +175,14 @@ def clip_text(dtype: torch.dtype = torch.float32) -> Example:
 
     torch.manual_seed(0)
     config = CLIPTextConfig(
-        vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=2 * HIDDEN, num_hidden_layers=LAYERS,
-        num_attention_heads=4, max_position_embeddings=77, bos_token_id=0, eos_token_id=127,
+        vocab_size=VOCABULARY,
+        hidden_size=HIDDEN,
+        intermediate_size=2 * HIDDEN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        max_position_embeddings=77,
+        bos_token_id=0,
+        eos_token_id=127,
     )
     return _ready(CLIPTextModel(config), dtype), (), dict(input_ids=token_ids())
 

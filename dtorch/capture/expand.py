@@ -1,7 +1,8 @@
-"""What one torch function does: its results' metadata and aliasing (probe), and its functional ATen graph (expansion).
+"""What one torch function does: its results' metadata and aliasing (probe), and its functional ATen graph
+(expansion).
 
-In: a function, its arguments with `Ref`s for tensors, the tensors' metadata, the ambient state. Out: `Operation`s, cached
-for the process by all of these; no tensor data is looked at.
+In: a function, its arguments with `Ref`s for tensors, the tensors' metadata, the ambient state. Out:
+`Operation`s, cached for the process by all of these; no tensor data is looked at.
 """
 
 from __future__ import annotations
@@ -83,8 +84,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Expansion:
-    """An operation as ATen calls. `outputs`: refs of the operation's new tensor results, then of new values of mutated
-    inputs. `constants`: tensors that the function's own code made, numbered after the operation's tensors."""
+    """An operation as ATen calls. `outputs`: refs of the operation's new tensor results, then of new values of
+    mutated inputs. `constants`: tensors that the function's own code made, numbered after the operation's tensors.
+    """
 
     steps: tuple[Step, ...]
     outputs: tuple[Any, ...]
@@ -108,7 +110,7 @@ class Operation:
     aliases: list[tuple[str, int] | None] = field(default_factory=list)
     mutated: tuple[int, ...] = ()
     expansion: Expansion | None = None
-    scatters: dict[int, tuple[int, Expansion]] = field(default_factory=dict)
+    scatters: dict[tuple[int, TensorMeta], Expansion] = field(default_factory=dict)
 
     def probe(self) -> None:
         """Run once on fakes: metadata, which inputs are written (by version), what aliases what (by storage)."""
@@ -121,7 +123,8 @@ class Operation:
             if meta_of(fakes[i]) is not self.metas[i]:
                 raise CaptureError(
                     f"{name_of(self.function)} changes the shape or strides of a tensor in place "
-                    f"({self.metas[i]} to {meta_of(fakes[i])}), which a graph cannot hold. Use the form that returns a new tensor."
+                    f"({self.metas[i]} to {meta_of(fakes[i])}), which a graph cannot hold. Use the form that "
+                    f"returns a new tensor."
                 )
         flat, self.spec = torch_private.tree_flatten(result)
         storages = {torch_private.storage_id(tensor): i for i, tensor in reversed(list(enumerate(fakes)))}
@@ -158,7 +161,8 @@ class Operation:
         return self.expansion
 
     def _one_step(self) -> Expansion:
-        """An ATen overload (it came past torch functions, from under vmap, where nothing can be traced) is its own step."""
+        """An ATen overload (it came past torch functions, from under vmap, where nothing can be traced) is its
+        own step."""
         if self.mutated:
             raise CaptureError(f"{self.function} writes a captured tensor in place under vmap. Write outside the vmap.")
         count = len(self.metas)
@@ -171,22 +175,22 @@ class Operation:
         drawn = torch_private.draws_random_numbers(self.function) and draws(self.function, self.args, self.kwargs)
         return Expansion(tuple(steps), tuple(ref(i) for i in outputs), random=str(self.function) if drawn else None)
 
-    def scatter(self, position: int) -> Expansion:
-        """New value of the base from (tensors..., new value of the view that is result `position`)."""
-        found = self.scatters.get(position)
+    def scatter(self, position: int, value: TensorMeta) -> Expansion:
+        """New value of the base from (tensors..., new value of the view that is result `position`, of metadata
+        `value`)."""
+        found = self.scatters.get((position, value))
         if found is None:
             base = self.aliases[position][1]  # type: ignore[index]
 
             def run(*tensors: torch.Tensor) -> tuple:
-                *inputs, value = tensors
+                *inputs, new = tensors
                 result = self.function(*fill(self.args, inputs), **fill(self.kwargs, inputs))
-                torch_private.tree_flatten(result)[0][position].copy_(value)
+                torch_private.tree_flatten(result)[0][position].copy_(new)
                 return (inputs[base],)
 
-            metas = (*self.metas, self.results[position])
-            found = base, traced(run, metas, f"write through {name_of(self.function)}")
-            self.scatters[position] = found
-        return found[1]
+            found = traced(run, (*self.metas, value), f"write through {name_of(self.function)}")
+            self.scatters[position, value] = found
+        return found
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -1,7 +1,7 @@
 """Dynamic capture: torch.export without Dynamo, for graphs whose batch, sequence or other sizes stay symbolic.
 
-In: a model and example arguments. Out: `Traced` with symbolic sizes; functional, composites kept, as static capture gives.
-`concretize` (specialize.py) makes it static for given arguments.
+In: a model and example arguments. Out: `Traced` with symbolic sizes; functional, composites kept, as static
+capture gives. `concretize` (specialize.py) makes it static for given arguments.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ def export_module(
     """Export one forward of a model.
 
     dynamic_shapes: None: every size as in the example; True: every size may differ where the model allows it; or, for
-    arguments by name or path (`input_ids`, `cache.layers.0.keys`), `{dim: name}` of the sizes that may, equal names for
-    equal sizes. Sizes 0 and 1 in an example stay fixed, as torch.export has it: give examples of at least 2.
+    arguments by name or path (`input_ids`, `cache.layers.0.keys`), `{dim: name}` of the sizes that may, equal
+    names for equal sizes. Sizes 0 and 1 in an example stay fixed, as torch.export has it: give examples of at
+    least 2.
     """
     copied = shared_copy(model)
     given = flatten_arguments(copied, args, kwargs or {})
@@ -127,14 +128,18 @@ class _Import:
             elif node.op == "output":
                 output = node
             elif node.op == "get_attr":
-                raise CaptureError(f"torch.export left the attribute {node.target} in the graph, which is not supported.")
+                raise CaptureError(
+                    f"torch.export left the attribute {node.target} in the graph, which is not supported."
+                )
         outputs = self._outputs(output)
         specs = self._without_dead(specs, {each.mutates for each in outputs})
         constants = {spec.target: self.constants[spec.target] for spec in specs if spec.kind == "constant"}
         graph = torch_private.lazy_graph_module(self.graph)
         traced = Traced(graph, Signature(tuple(specs), tuple(outputs)), constants, self.wrapper.found.structure)
         traced.guards = torch_private.shape_guards(self.exported)
-        traced.ranges = {symbol: (bounds.lower, bounds.upper) for symbol, bounds in self.exported.range_constraints.items()}
+        traced.ranges = {
+            symbol: (bounds.lower, bounds.upper) for symbol, bounds in self.exported.range_constraints.items()
+        }
         return traced
 
     def _placeholders(self) -> list[InputSpec]:
@@ -201,15 +206,16 @@ class _Import:
             else:
                 written.append((self.copies[node], self._written(source)))
         specs = [
-            OutputSpec(node.name, aliases=self._alias(node, position))
-            for position, (node, _) in enumerate(results)
+            OutputSpec(node.name, aliases=self._alias(node, position)) for position, (node, _) in enumerate(results)
         ] + [OutputSpec(node.name, mutates=name) for node, name in written]
         self.graph.output(tuple(node for node, _ in results + written))
         return specs
 
     def _tensor(self, node: Any) -> torch.fx.Node:
         if not isinstance(node, torch.fx.Node):
-            raise CaptureError(f"the model returns {node!r}, a number that depends on sizes; only tensors can vary with them.")
+            raise CaptureError(
+                f"the model returns {node!r}, a number that depends on sizes; only tensors can vary with them."
+            )
         return self.copies[node]
 
     def _written(self, source: Any) -> str:
@@ -266,4 +272,3 @@ def _where(node: torch.fx.Node) -> tuple[str, str]:
     stack = node.meta.get("nn_module_stack") or {}
     path = next(reversed(stack.values()))[0] if stack else ""
     return where, path.removeprefix("model").removeprefix(".")
-

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from dtorch import torch_private
 from dtorch.capture.record import Origin, Recorder
 from dtorch.capture.symbol import Tensor, make, meta_of, tensor_meta
 from dtorch.errors import CaptureError
@@ -21,7 +22,7 @@ from dtorch.errors import CaptureError
 
 @dataclass
 class Slot:
-    """Where a module holds an input: `module._parameters[name]` or `module._buffers[name]`."""
+    """Where a module holds an input: under `name` in its parameters or its buffers."""
 
     module: torch.nn.Module
     store: dict[str, Any]
@@ -52,7 +53,7 @@ class Host:
             yield
         finally:
             for module, attributes in before:
-                if module.__dict__ != attributes if _comparable(module, attributes) else True:
+                if not _is_as_before(module, attributes):
                     module.__dict__.clear()
                     module.__dict__.update(attributes)
             for slot in self.slots:
@@ -66,16 +67,16 @@ class Host:
             if now is not slot.symbol:
                 if now is None:
                     raise CaptureError(
-                        f"the forward removes {slot.symbol.origin.target}; a captured model keeps its buffers and parameters."
+                        f"the forward removes {slot.symbol.origin.target}; a captured model keeps its buffers "
+                        f"and parameters."
                     )
                 found.append((slot.symbol, now))
         return found
 
 
-def _comparable(module: torch.nn.Module, attributes: dict[str, Any]) -> bool:
-    """Whether the attributes are the same objects as before (then there is nothing to restore)."""
+def _is_as_before(module: torch.nn.Module, attributes: dict[str, Any]) -> bool:
     now = module.__dict__
-    return not (len(now) == len(attributes) and all(now.get(key) is value for key, value in attributes.items()))
+    return len(now) == len(attributes) and all(now.get(key) is value for key, value in attributes.items())
 
 
 def make_host(model: torch.nn.Module, device: torch.device | str | None = None) -> Host:
@@ -103,13 +104,16 @@ def make_host(model: torch.nn.Module, device: torch.device | str | None = None) 
     host = Host(_copied(model, memo), device, symbols)
     host.names = {id(module): name for name, module in host.module.named_modules()}
     for module in host.module.modules():
-        for store in (module._parameters, module._buffers):
-            host.slots += [Slot(module, store, name, value) for name, value in store.items() if isinstance(value, Tensor)]
+        for store in torch_private.tensor_stores(module):
+            host.slots += [
+                Slot(module, store, name, value) for name, value in store.items() if isinstance(value, Tensor)
+            ]
     return host
 
 
 def shared_copy(model: torch.nn.Module) -> torch.nn.Module:
-    """Copy a model's modules around its own parameters and buffers, so that tracing the copy leaves the model alone."""
+    """Copy a model's modules around its own parameters and buffers, so that tracing the copy leaves the model
+    alone."""
     memo: dict[int, Any] = {id(each): each for each in [*model.parameters(), *model.buffers()]}
     _share_configs(model, memo)
     return _copied(model, memo)
@@ -122,7 +126,7 @@ def _weight_symbol(
     symbol.origin = Origin(kind, target, target, tensor.requires_grad, tied)
     symbol.__dict__.update(getattr(tensor, "__dict__", {}))
     if isinstance(tensor, torch.nn.Parameter):
-        symbol._is_param = True  # what isinstance(symbol, nn.Parameter) looks at
+        torch_private.mark_parameter(symbol)
     return symbol
 
 
@@ -142,7 +146,8 @@ def _copied(model: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
         return copy.deepcopy(model, dict(memo))
     except (TypeError, NotImplementedError, RuntimeError) as error:
         raise CaptureError(
-            f"{type(model).__name__} cannot be copied for capture ({type(error).__name__}: {error}). An attribute of one of its "
+            f"{type(model).__name__} cannot be copied for capture ({type(error).__name__}: {error}). An "
+            f"attribute of one of its "
             "modules refuses copy.deepcopy: remove it, or give its class a __deepcopy__."
         ) from error
     finally:

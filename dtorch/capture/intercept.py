@@ -1,7 +1,8 @@
-"""What stands between the model's Python code and the recorder: factories, value reads and the few functions with their own way.
+"""What stands between the model's Python code and the recorder: factories, value reads and the few functions
+with their own way.
 
-In: every torch function called while a forward is captured (a TorchFunctionMode). Out: recorded calls, values read, or the plain
-function run, when no captured tensor takes part.
+In: every torch function called while a forward is captured (a TorchFunctionMode). Out: recorded calls, values
+read, or the plain function run, when no captured tensor takes part.
 """
 
 from __future__ import annotations
@@ -29,9 +30,7 @@ class Intercept(TorchFunctionMode):
         super().__init__()
         self.recorder = recorder
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         return intercepted(self.recorder, func, args, kwargs or {})
 
 
@@ -57,7 +56,8 @@ def intercepted(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, An
 
 
 def call(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """A torch function on a symbol while no capture listens (the mode was left, or the symbol outlived its capture)."""
+    """A torch function on a symbol while no capture listens (the mode was left, or the symbol outlived its
+    capture)."""
     recorder = next((tensor.recorder for tensor in Scan(args, kwargs).tensors if isinstance(tensor, Tensor)), None)
     if recorder is None or recorder.finished:
         raise CaptureError(
@@ -212,8 +212,9 @@ def _setitem(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any])
 def _split_scalar_index(tensor: torch.Tensor, items: tuple) -> tuple[tuple, int, tuple] | None:
     """`x[..., i, ...]` with one captured integer i among numbers and slices, without reading i.
 
-    Returns the other indices with a full slice for i, the dim of i in what they select, and the index by i there, which
-    keeps that dim with size 1. torch would make a number of i; an index tensor of one element selects the same.
+    Returns the other indices with a full slice for i, the dim of i in what they select, and the index by i
+    there, which keeps that dim with size 1. torch would make a number of i; an index tensor of one element
+    selects the same.
     """
     if sum(map(_is_scalar_index, items)) != 1:
         return None
@@ -232,7 +233,8 @@ def _split_scalar_index(tensor: torch.Tensor, items: tuple) -> tuple[tuple, int,
     return rest, dim, (*(slice(None),) * dim, scalar.reshape(1))
 
 
-# --- tensors from Python data ----------------------------------------------------------------------------------------
+# --- tensors from Python data
+----------------------------------------------------------------------------------------
 
 
 def _tensor(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -266,7 +268,8 @@ def _set_data(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]
     value = value if isinstance(value, Tensor) else recorder.lift(value)
     if value.meta is not target.meta:
         raise CaptureError(
-            f"{recorder.line()}: `.data = ` gives {target!r} another shape or dtype ({value.meta}). Use a new tensor instead."
+            f"{recorder.line()}: `.data = ` gives {target!r} another shape or dtype ({value.meta}). Use a new "
+            f"tensor instead."
         )
     intercepted(recorder, torch.Tensor.copy_, (target, value), {})
     return None
@@ -297,7 +300,9 @@ SPECIAL: dict[Any, Special] = {
     torch.Tensor.__complex__: _reading("complex()", complex),
     torch.Tensor.__index__: _reading("use as an index", int),
     torch.Tensor.numpy: _reading("numpy()", lambda value, **kwargs: value.detach().numpy(**kwargs)),
-    torch.Tensor.__array__: _reading("numpy()", lambda value, *args, **kwargs: value.detach().__array__(*args, **kwargs)),
+    torch.Tensor.__array__: _reading(
+        "numpy()", lambda value, *args, **kwargs: value.detach().__array__(*args, **kwargs)
+    ),
     torch.Tensor.__contains__: _contains,
     torch.Tensor.__iter__: _iterate,
     torch.Tensor.__getitem__: _getitem,
@@ -316,8 +321,10 @@ SPECIAL: dict[Any, Special] = {
 }
 
 _FACTORY_NAMES = (
-    "arange range linspace logspace zeros ones full empty empty_strided eye tril_indices triu_indices hann_window hamming_window "
-    "blackman_window bartlett_window kaiser_window scalar_tensor zeros_like ones_like full_like empty_like rand randn randint "
+    "arange range linspace logspace zeros ones full empty empty_strided eye tril_indices triu_indices "
+    "hann_window hamming_window "
+    "blackman_window bartlett_window kaiser_window scalar_tensor zeros_like ones_like full_like empty_like "
+    "rand randn randint "
     "randperm normal rand_like randn_like randint_like bernoulli multinomial"
 )
 _FACTORY_METHODS = "new_zeros new_ones new_full new_empty new_empty_strided"

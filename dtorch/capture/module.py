@@ -1,6 +1,7 @@
 """Static capture: run a module's unmodified forward once on symbols, and keep what it did as the global graph.
 
-In: a model (or its `Host`) and example arguments. Out: `Traced`, right for arguments of the same shapes, dtypes and Python values.
+In: a model (or its `Host`) and example arguments. Out: `Traced`, right for arguments of the same shapes,
+dtypes and Python values.
 """
 
 from __future__ import annotations
@@ -50,13 +51,14 @@ def capture_module(
         with host.restored(), _quiet_surroundings():
             with Intercept(recorder):
                 result = host.module(*symbolic_args, **symbolic_kwargs)
-                return forward.finish(result, (symbolic_args, symbolic_kwargs), given, host)
+            return forward.finish(result, (symbolic_args, symbolic_kwargs), given, host)
     finally:
         recorder.finished = True
 
 
 def flatten_arguments(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> Flat:
-    """The call's tensors, with paths that begin with the names of forward's parameters (`input_ids`, `cache.layers.0.keys`)."""
+    """The call's tensors, with paths that begin with the names of forward's parameters (`input_ids`,
+    `cache.layers.0.keys`)."""
     positional = _positional_names(module)
 
     def name(path: str) -> str:
@@ -111,8 +113,7 @@ class _Forward:
         results = [tensor if isinstance(tensor, Tensor) else recorder.lift(tensor) for tensor in tensors]
         nodes = [self._own(symbol) for symbol in results]
         outputs = [
-            OutputSpec(node.name, aliases=self._alias(symbol))
-            for symbol, node in zip(results, nodes, strict=True)
+            OutputSpec(node.name, aliases=self._alias(symbol)) for symbol, node in zip(results, nodes, strict=True)
         ]
         for name, node in self._mutations(host):
             nodes.append(node)
@@ -120,28 +121,27 @@ class _Forward:
         recorder.graph.output(tuple(nodes))
         kept = self._without_dead({output.mutates for output in outputs if output.mutates})
         specs = [input_spec(recorder, node) for node in kept]
-        constants = {
-            spec.target: recorder.constants[spec.target] for spec in specs if spec.kind == "constant"
-        }
+        constants = {spec.target: recorder.constants[spec.target] for spec in specs if spec.kind == "constant"}
         graph = torch_private.lazy_graph_module(recorder.graph)
         return Traced(graph, Signature(tuple(specs), tuple(outputs)), constants, structure, recorder.reads)
 
     def _own(self, symbol: Tensor) -> torch.fx.Node:
-        """The result's node, or a copy where eager's result has memory of its own and the node's value does not."""
-        node = self.recorder.value(symbol)
-        root = symbol if symbol.root is None else symbol.root
-        memory = node
-        while memory.op == "call_function":
-            source = aliased_argument(memory)
-            if source is None:
-                break
-            memory = source
-        owner = self.recorder.inputs[memory] if memory.op == "placeholder" else self._owners.setdefault(memory, root)
-        if owner is root or (owner.origin is not None and owner.origin.kind == "constant"):
-            return node
-        with torch_private.fake_execution():
-            val = torch.ops.aten.clone.default(node.meta["val"])
-        return self.recorder.emit(torch.ops.aten.clone.default, (node,), {}, val)
+        """The result's node, its memory being its own where it is so in eager: `y = empty_like(x).copy_(x)` is
+        no alias of x."""
+        recorder, root = self.recorder, symbol if symbol.root is None else symbol.root
+        node = recorder.value(root)
+        memory: torch.fx.Node | None = node
+        while memory is not None and memory.op == "call_function":
+            node, memory = memory, aliased_argument(memory)
+        owner = self._owners.setdefault(node, root) if memory is None else recorder.inputs[memory]
+        if owner is not root and (owner.origin is None or owner.origin.kind != "constant"):
+            node = recorder.value(root)
+            with torch_private.fake_execution():
+                val = torch.ops.aten.clone.default(node.meta["val"])
+            root.node = recorder.emit(torch.ops.aten.clone.default, (node,), {}, val)
+            root.version += 1  # its views are taken from the copy
+            self._owners[root.node] = root
+        return recorder.value(symbol)
 
     def _alias(self, symbol: Tensor) -> str | None:
         owner = symbol.root if symbol.root is not None else symbol
@@ -161,7 +161,8 @@ class _Forward:
             new = new if isinstance(new, Tensor) else recorder.lift(new)
             if new.meta.shape != symbol.meta.shape or new.meta.dtype != symbol.meta.dtype:
                 raise CaptureError(
-                    f"the forward replaces {symbol.origin.target} ({symbol.meta}) by a tensor of another shape or dtype "
+                    f"the forward replaces {symbol.origin.target} ({symbol.meta}) by a tensor of another "
+                    f"shape or dtype "
                     f"({new.meta}). Keep a buffer of one size and write into it."
                 )
             node = recorder.value(new)
@@ -177,7 +178,11 @@ class _Forward:
                 graph.erase_node(node)
         kept = []
         for placeholder, symbol in self.recorder.inputs.items():
-            if not placeholder.users and symbol.origin.kind not in ("user", "state") and placeholder.name not in mutated:
+            if (
+                not placeholder.users
+                and symbol.origin.kind not in ("user", "state")
+                and placeholder.name not in mutated
+            ):
                 graph.erase_node(placeholder)
             else:
                 kept.append(placeholder)
@@ -187,7 +192,8 @@ class _Forward:
 def aliased_argument(node: torch.fx.Node) -> torch.fx.Node | None:
     """The argument whose memory a node's value shares, or None."""
     if node.target is operator.getitem:
-        return node.args[0]
+        source = node.args[0]
+        return source.args[0] if torch_private.returns_views(source.target) else None
     position = torch_private.schema_facts(node.target).aliases
     source = None if position is None or position >= len(node.args) else node.args[position]
     return source if isinstance(source, torch.fx.Node) else None

@@ -1,7 +1,8 @@
 """In-place writes and views as values: a write rebinds the symbol and, through a view, every base up to the root.
 
-In: a recorder, symbols and the new value's node. Out: symbols that are up to date or known to be stale; a stale view is derived
-again from its base when it is next used. Strides are kept as eager would have them, since sums differ by them in the last bits.
+In: a recorder, symbols and the new value's node. Out: symbols that are up to date or known to be stale; a
+stale view is derived again from its base when it is next used. Strides are kept as eager would have them,
+since sums differ by them in the last bits.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 
 from dtorch import torch_private
 from dtorch.capture.expand import Operation
-from dtorch.capture.symbol import Tensor, TensorMeta
+from dtorch.capture.symbol import Tensor, TensorMeta, meta_of
 
 if TYPE_CHECKING:
     from dtorch.capture.record import Recorder
@@ -55,7 +56,8 @@ def write(recorder: Recorder, symbol: Tensor, node: torch.fx.Node) -> None:
     while view.base is not None:
         base, step = view.base, view.step
         inputs = [recorder.value(other) for other in step.symbols]
-        base.node = recorder.inline(step.called.scatter(step.position), [*inputs, view.node])[0]
+        scatter = step.called.scatter(step.position, meta_of(view.node.meta["val"]))
+        base.node = recorder.inline(scatter, [*inputs, view.node])[0]
         view = base
         chain.append(view)
     root = view
@@ -80,9 +82,7 @@ def strides_fit(node: torch.fx.Node, meta: TensorMeta) -> bool:
     strides = node.meta["val"].stride()
     if strides == meta.stride or meta.numel == 0:
         return True
-    return all(
-        size <= 1 or have == want for size, have, want in zip(meta.shape, strides, meta.stride, strict=True)
-    )
+    return all(size <= 1 or have == want for size, have, want in zip(meta.shape, strides, meta.stride, strict=True))
 
 
 def with_strides(recorder: Recorder, node: torch.fx.Node, meta: TensorMeta) -> torch.fx.Node:
@@ -103,7 +103,5 @@ def with_strides(recorder: Recorder, node: torch.fx.Node, meta: TensorMeta) -> t
     dense = add(aten.permute.default, dense, back)
     if strides_fit(dense, meta):
         return dense
-    empty = add(
-        aten.empty_strided.default, list(meta.shape), list(meta.stride), dtype=meta.dtype, device=meta.device
-    )
+    empty = add(aten.empty_strided.default, list(meta.shape), list(meta.stride), dtype=meta.dtype, device=meta.device)
     return add(aten.copy.default, empty, node)

@@ -1,7 +1,7 @@
 """Values that the model's Python code asks for while it is captured: `bool(x)`, `x.item()`, `x[mask]` and the like.
 
-In: a symbol. Out: a host tensor: computed here when it depends on constants alone, otherwise asked of the caller by a small
-program (`ReadRequest`), after which the graph holds for that answer only.
+In: a symbol. Out: a host tensor: computed here when it depends on constants alone, otherwise asked of the
+caller by a small program (`ReadRequest`), after which the graph holds for that answer only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def host_value(recorder: Recorder, symbol: Tensor, what: str) -> torch.Tensor:
         raise DataDependentError(_message(recorder, symbol, what, depends))
     if symbol.meta.numel > MAX_READ_ELEMENTS:
         raise DataDependentError(
-            f"{recorder.line()}: {what} needs all {symbol.meta.numel} elements of {symbol!r} on the host, and a graph would "
+            f"{recorder.line()}: {what} needs all {symbol.meta.numel} elements of {symbol!r} on the host, and "
+            f"a graph would "
             f"hold for these values only; the limit is {MAX_READ_ELEMENTS}. Use torch.where or a mask instead."
         )
     request = ReadRequest(
@@ -132,7 +133,9 @@ def input_spec(recorder: Recorder, node: torch.fx.Node) -> InputSpec:
 def _message(recorder: Recorder, symbol: Tensor, what: str, depends: list[torch.fx.Node]) -> str:
     names = ", ".join(node.name for node in depends[:4]) + (", ..." if len(depends) > 4 else "")
     return (
-        f"{recorder.line()}: {what} needs the value of {symbol!r}, which depends on {names} and is known only when the model "
-        "runs. Replace the branch by torch.where or a mask, give the value as a Python argument, or keep this part of the "
+        f"{recorder.line()}: {what} needs the value of {symbol!r}, which depends on {names} and is known only "
+        f"when the model "
+        "runs. Replace the branch by torch.where or a mask, give the value as a Python argument, or keep this "
+        "part of the "
         "model outside the captured module."
     )

@@ -1,7 +1,7 @@
 """The recorder: every torch function called on symbols becomes nodes of one functional fx graph, as it is called.
 
-In: functions with symbols, plain tensors and Python values. Out: new symbols at once; the graph, its inputs and its constants
-at the end. In-place writes and views become new values (see mutation.py).
+In: functions with symbols, plain tensors and Python values. Out: new symbols at once; the graph, its inputs
+and its constants at the end. In-place writes and views become new values (see mutation.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from dtorch.capture.where import here
 from dtorch.errors import CaptureError, UnsupportedError
 from dtorch.ir.signature import InputKind
 
-SCALARS = frozenset({int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, type(...)})
+SCALARS = frozenset(
+    {int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, type(...)}
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class Origin:
 
 
 class Recorder:
-    """Records one capture. `modules`: qualified names by id; `device_type`: what autocast is asked about, beside "cpu"."""
+    """Records one capture. `modules`: qualified names by id; `device_type`: what autocast is asked about,
+    beside "cpu"."""
 
     def __init__(self, modules: dict[int, str] | None = None, device_type: str = "cpu", read: Any = None) -> None:
         self.graph = torch.fx.Graph()
@@ -73,7 +76,8 @@ class Recorder:
             return entry[2]
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             raise CaptureError(
-                f"{self.line()}: a {type(tensor).__name__} meets a captured tensor; only plain tensors can be constants."
+                f"{self.line()}: a {type(tensor).__name__} meets a captured tensor; only plain tensors can be "
+                f"constants."
             )
         if tensor.layout is not torch.strided or tensor.is_quantized:
             raise UnsupportedError(
@@ -111,7 +115,8 @@ class Recorder:
         """The node with the symbol's value as of now."""
         if symbol.recorder is not self:
             raise CaptureError(
-                f"{self.line()}: {symbol!r} belongs to an earlier call of the model, so its value is gone. A tensor that "
+                f"{self.line()}: {symbol!r} belongs to an earlier call of the model, so its value is gone. A "
+                f"tensor that "
                 "must live from call to call has to be a registered buffer, or an argument and a result."
             )
         if symbol.root is not None and symbol.seen != symbol.root.version:
@@ -197,7 +202,8 @@ class Recorder:
         other = next((symbol for symbol in symbols if symbol.origin is None or symbol.origin.kind != "constant"), None)
         return (
             f"{self.line()}: {name_of(called.function)} writes {other!r} into a plain torch.Tensor of shape "
-            f"{tuple(plain.shape)} and dtype {plain.dtype}, which is not part of the captured graph. Make the destination "
+            f"{tuple(plain.shape)} and dtype {plain.dtype}, which is not part of the captured graph. Make the "
+            f"destination "
             "inside the forward, for example `x.new_zeros(...)` of a tensor x of the model, or register it as a buffer."
         )
 
@@ -267,4 +273,3 @@ class Scan:
         found = ref(index)
         self.tokens.append(found)
         return found
-

@@ -1,6 +1,7 @@
 """What a finished forward returned, and what it did to the caller's containers, as trees over a flat list of results.
 
-In: the returned object and the arguments as the forward left them. Out: a `Structure` and the tensors it is rebuilt from.
+In: the returned object and the arguments as the forward left them. Out: a `Structure` and the tensors it is
+rebuilt from.
 """
 
 from __future__ import annotations

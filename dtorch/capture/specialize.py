@@ -1,6 +1,7 @@
 """A program with symbolic sizes, made static for given arguments: no tracing, only metadata evaluated.
 
-In: `Traced` of dynamic capture and arguments. Out: `Traced` with plain integers in every size, argument and signature entry.
+In: `Traced` of dynamic capture and arguments. Out: `Traced` with plain integers in every size, argument and
+signature entry.
 """
 
 from __future__ import annotations
@@ -69,14 +70,16 @@ class _Sizes:
             actual_shape = tuple(leaves[spec.target].shape)
             if wanted != actual_shape:
                 raise InputError(
-                    f"argument {spec.target} has shape {actual_shape}; the program was captured for {list(spec.shape)}, which "
+                    f"argument {spec.target} has shape {actual_shape}; the program was captured for "
+                    f"{list(spec.shape)}, which "
                     f"is {wanted} with the other arguments' sizes. Capture it with an example of this shape."
                 )
         for symbol, (low, high) in traced.ranges.items():
             value = self.symbols.get(symbol)
             if value is not None and not low <= value <= high:
                 raise InputError(
-                    f"a size is {value}, and the program was captured for {low} to {high}. Capture it with an example of this size."
+                    f"a size is {value}, and the program was captured for {low} to {high}. Capture it with an "
+                    f"example of this size."
                 )
         for guard in traced.guards:
             if guard.xreplace(self.symbols) == False:  # noqa: E712  (sympy's own truth values)

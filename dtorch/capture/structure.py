@@ -1,7 +1,8 @@
 """Arguments and results as flat lists of tensors, and the exact objects back from such lists.
 
-In: any object that holds tensors: containers, dataclasses, ModelOutputs, registered classes. Out: its tensors, a hashable tree that
-describes the rest, and a way to rebuild the object (new, or by updating the original) from other tensors.
+In: any object that holds tensors: containers, dataclasses, ModelOutputs, registered classes. Out: its tensors,
+a hashable tree that describes the rest, and a way to rebuild the object (new, or by updating the original)
+from other tensors.
 """
 
 from __future__ import annotations
@@ -105,15 +106,16 @@ def register_container(kind: type, flatten: Flatten, unflatten: Unflatten) -> No
     """Teach capture a class that holds tensors, for arguments and results; subclasses are covered too.
 
     flatten(obj) -> (children, context): `children` may be tensors, `StateLeaf`s, other containers or plain values;
-    `context` is hashable. unflatten(children, context, original) -> obj: `original` is the caller's object to update and
-    return when there is one, else None.
+    `context` is hashable. unflatten(children, context, original) -> obj: `original` is the caller's object to
+    update and return when there is one, else None.
     """
     _REGISTERED[kind] = Form(flatten, unflatten)
 
 
 @dataclass
 class Flat:
-    """An object taken apart: `leaves` (each tensor once), their `paths`, the `tree`, and the `containers` by number."""
+    """An object taken apart: `leaves` (each tensor once), their `paths`, the `tree`, and the `containers` by
+    number."""
 
     leaves: list[torch.Tensor]
     paths: list[str]
@@ -290,7 +292,8 @@ BASIC: dict[type, Form] = {
 
 @dataclass(frozen=True)
 class _Attributes:
-    """Context of an object by its attributes: keys of a dict's `items` (or positions of a list's), attribute `names`."""
+    """Context of an object by its attributes: keys of a dict's `items` (or positions of a list's), attribute
+    `names`."""
 
     kind: type
     items: tuple[Any, ...]
@@ -414,7 +417,9 @@ class _Rebuilder:
 
     def _arguments(self) -> Flat:
         if self.given is None:
-            raise ValueError("the result holds objects of the call's arguments: pass the flattened arguments to rebuild it")
+            raise ValueError(
+                "the result holds objects of the call's arguments: pass the flattened arguments to rebuild it"
+            )
         return self.given
 
 
@@ -429,7 +434,8 @@ class Structure:
     effects: tuple[Any, ...] = ()
 
     def rebuild(self, results: list[Any], given: Flat | None = None) -> Any:
-        """The user's result; `given` is the call's flattened arguments (needed only where the result refers to them)."""
+        """The user's result; `given` is the call's flattened arguments (needed only where the result refers to
+        them)."""
         rebuilder = _Rebuilder(list(results), given)
         result = rebuilder.visit(self.tree)
         for effect in self.effects:

@@ -50,9 +50,7 @@ class TensorMeta:
 _METAS: weakref.WeakValueDictionary[tuple, TensorMeta] = weakref.WeakValueDictionary()
 
 
-def tensor_meta(
-    shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
-) -> TensorMeta:
+def tensor_meta(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device) -> TensorMeta:
     """The one `TensorMeta` of this combination."""
     key = (tuple(shape), tuple(stride), dtype, device)
     found = _METAS.get(key)
@@ -93,9 +91,7 @@ class Tensor(torch.Tensor):
     origin: Any
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         getter = GETTERS.get(func)
         if getter is not None:
             return getter(*args, **(kwargs or {}))
@@ -104,9 +100,7 @@ class Tensor(torch.Tensor):
         return call(func, args, kwargs or {})
 
     @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         from dtorch.capture.intercept import dispatch
 
         return dispatch(func, args, kwargs or {})
@@ -160,7 +154,9 @@ class Tensor(torch.Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         state = "" if self.node is None else f", value={self.node}"
-        return f"dtorch.Tensor(shape={list(self.meta.shape)}, dtype={self.meta.dtype}, device={self.meta.device}{state})"
+        return (
+            f"dtorch.Tensor(shape={list(self.meta.shape)}, dtype={self.meta.dtype}, device={self.meta.device}{state})"
+        )
 
     def __format__(self, spec: str) -> str:
         return format(repr(self), spec)
@@ -170,7 +166,7 @@ class Tensor(torch.Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if id(self) not in memo:
             copied = self.clone()
-            if getattr(self, "_is_param", False):
+            if torch_private.is_parameter(self):
                 copied = torch.nn.Parameter(copied, requires_grad=self.requires_grad)
             memo[id(self)] = copied
         return memo[id(self)]

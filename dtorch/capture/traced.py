@@ -1,7 +1,7 @@
-"""`Traced`: a captured module as data: the global graph, what goes in and out, constants, and how outputs are rebuilt.
+"""`Traced`: a captured module as data: graph, signature, constants, and how outputs are rebuilt.
 
-In: what a recorder or torch.export found. Out: the object that the compiler's later stages read, and small programs that
-compute single values which the model's Python code asked for.
+In: what a recorder or torch.export found. Out: the object that the compiler's later stages read, and small
+programs that compute single values which the model's Python code asked for.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from dtorch.ir.signature import Signature
 class Traced:
     """One captured program.
 
-    graph: placeholders in the order of `signature.inputs`, a body of ATen overloads, one flat output tuple in the order of
-    `signature.outputs`; every node has `meta["val"]`. constants: values of the inputs of kind "constant", by target.
-    structure: rebuilds the user's result from the flat user results. reads: values of the inputs that Python code asked
-    for, in order; the graph is right only for inputs for which every `program` gives an equal `value`. guards, ranges: for symbolic sizes, the conditions (sympy) and
-    bounds within which the graph is right.
+    graph: placeholders in the order of `signature.inputs`, a body of ATen overloads, one flat output tuple in
+    the order of `signature.outputs`; every node has `meta["val"]`. constants: values of the inputs of kind
+    "constant", by target. structure: rebuilds the user's result from the flat user results. reads: values of
+    the inputs that Python code asked for, in order; the graph is right only for inputs for which every
+    `program` gives an equal `value`. guards, ranges: for symbolic sizes, the conditions (sympy) and bounds
+    within which the graph is right.
     """
 
     graph: torch.fx.GraphModule
@@ -43,8 +44,9 @@ class Traced:
 class ReadRequest:
     """The model's Python code needs a value: `program` computes it from the original inputs and is its one output.
 
-    index: the how-manieth read of the capture. where: the user's line. what: the Python operation ("bool", "item", ...).
-    only_user_inputs: the value depends on user inputs and constants alone, so the host's tensors suffice for it.
+    index: the how-manieth read of the capture. where: the user's line. what: the Python operation ("bool",
+    "item", ...). only_user_inputs: the value depends on user inputs and constants alone, so the host's tensors
+    suffice for it.
     """
 
     index: int

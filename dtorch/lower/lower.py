@@ -17,7 +17,7 @@ from dtorch.ir import ops
 from dtorch.ir.layout import Spec, Split, local_shape
 from dtorch.lower.collectives import lower_hop
 from dtorch.lower.context import CallContext, LocalBuilder
-from dtorch.sharding.localize import OpCall, localize, localizer_of
+from dtorch.sharding.localize import OpCall, localize
 from dtorch.sharding.problem import tensor_arguments
 from dtorch.sharding.redistribute import plan_hops
 from dtorch.torch_private import fake_tensor
@@ -93,7 +93,7 @@ class _Lowering:
         many = isinstance(node.meta["val"], (list, tuple))
         specs = tuple(spec) if many else (spec,)
         cut = any(type(placed) is Split for s in (*specs, *(leaf.meta["spec"] for leaf in leaves)) for placed in s)
-        if not cut or localizer_of(node.target) is None:
+        if not cut:
             return builder.emit(self._stride_proof(node), *args, **kwargs)
         metas = list(node.meta["val"]) if many else [node.meta["val"]]
         read = lambda leaf: leaf.meta["val"]  # noqa: E731

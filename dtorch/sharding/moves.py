@@ -198,13 +198,28 @@ def _candidates(
                 where = locate(mapping.inputs[position], mapping.sizes, split, axis.size, left)
                 if where is not None and where not in found:
                     found.append(where)
+    taken = _cut_before(axis, mapping, earlier)
     for factor, size in mapping.sizes.items():
         if factor in mapping.blocked or size < 2:
             continue
-        for outer, unit in intervals(size, units.get(factor, ()), axis.size):
+        for outer, unit in intervals(size, units.get(factor, ()), axis.size * taken.get(factor, 1)):
             if (factor, outer, unit) not in found:
                 found.append((factor, outer, unit))
     return [entry for entry in found if entry[0] not in mapping.blocked]
+
+
+def _cut_before(axis: Axis, mapping: Mapping, earlier: Cuts) -> dict[str, int]:
+    """Into how many pieces the earlier axes have cut each factor already."""
+    taken: dict[str, int] = {}
+    for dims, cuts in zip((*mapping.inputs, *mapping.outputs), earlier):
+        here: dict[str, int] = {}
+        for placed, count in zip(cuts, axis.earlier):
+            if type(placed) is Split and placed.dim < len(dims):
+                for factor in dims[placed.dim]:
+                    here[factor] = here.get(factor, 1) * count
+        for factor, count in here.items():
+            taken[factor] = max(taken.get(factor, 1), count)
+    return taken
 
 
 def intervals(size: int, marks: tuple[int, ...], count: int) -> list[tuple[int, int]]:

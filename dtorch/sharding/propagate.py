@@ -49,7 +49,7 @@ def propagate(
     tied = _tied(problem, signature)
     choices: list[AxisChoice] = []
     for axis, size in enumerate(requests.mesh_shape):
-        given = given_on_axis(problem, signature, requests, axis, cost)
+        given = given_on_axis(problem, signature, requests, axis, cost, [choice.placed for choice in choices])
         choices.append(choose(problem, given, choices, requests.mesh_shape[:axis], size, cost, tied))
     _warn_without_rule(problem, choices, requests)
     return _write(graph, problem, choices, requests.mesh_shape, cost, tied)

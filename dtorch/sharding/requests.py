@@ -8,6 +8,7 @@ cuts the batch of what the host gives and keeps weights whole; any other axis is
 from __future__ import annotations
 
 from collections.abc import Mapping as Lookup
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dtorch.ir.cost import CostModel
@@ -42,9 +43,14 @@ class Requests:
 
 
 def given_on_axis(
-    problem: Problem, signature: Signature, requests: Requests, axis: int, cost: CostModel
+    problem: Problem,
+    signature: Signature,
+    requests: Requests,
+    axis: int,
+    cost: CostModel,
+    earlier: Sequence[Sequence[Placed]] = (),
 ) -> dict[int, At | Free]:
-    """Placements or options of every graph input on one axis."""
+    """Placements or options of every graph input on one axis; `earlier`: each value's placement on earlier axes."""
     count = requests.mesh_shape[axis]
     batch = batch_size(signature)
     given: dict[int, At | Free] = {}
@@ -62,7 +68,8 @@ def given_on_axis(
         elif spec.kind == "user":
             given[index] = (WHOLE,)
         else:
-            given[index] = _free(value, spec.kind, count, cost)
+            cuts = [(placed[index], size) for placed, size in zip(earlier, requests.mesh_shape)]
+            given[index] = _free(value, spec.kind, count, cost, cuts)
     return given
 
 
@@ -95,14 +102,18 @@ def _on_data_axis(value: Value, spec: InputSpec, batch: int | None, count: int) 
     return (Split(0),)
 
 
-def _free(value: Value, kind: str, count: int, cost: CostModel) -> Free:
+def _free(value: Value, kind: str, count: int, cost: CostModel, cuts: list[tuple[Placed, int]]) -> Free:
     options: list[Placed] = [WHOLE]
     for dim, size in enumerate(value.shape):
+        pieces = count
+        for placed, other in cuts:
+            if type(placed) is Split and placed.dim == dim:
+                pieces *= other
         if size > 1:
             options += [
                 Split(dim, outer, unit)
-                for outer, unit in intervals(size, value.units[dim], count)
-                if size // (outer * unit) >= count
+                for outer, unit in intervals(size, value.units[dim], pieces)
+                if size // (outer * unit) >= pieces
             ]
     keep_s = value.size_bytes / cost.weight_bytes_per_s if len(value.shape) > 1 else 0.0
     if kind == "state":

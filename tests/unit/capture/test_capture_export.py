@@ -27,7 +27,9 @@ def test_an_exported_model_equals_eager_and_the_recorded_one(name):
     }
 
 
-@pytest.mark.parametrize("name", ["mlp", "llama", "llama_cached", "qwen3_moe", "mixtral", "gpt2", "t5_encoder", "clip_text"])
+@pytest.mark.parametrize(
+    "name", ["mlp", "llama", "llama_cached", "qwen3_moe", "mixtral", "gpt2", "t5_encoder", "clip_text"]
+)
 def test_a_dynamic_program_serves_other_sizes(name):
     model, args, kwargs = ZOO[name]()
     traced = export_module(model, args, kwargs, dynamic_shapes=True)
@@ -40,7 +42,12 @@ def test_a_dynamic_program_serves_other_sizes(name):
             expected = model(*call[0], **call[1])
         static = concretize(traced, flatten_arguments(model, *call))
         check_graph(static)
-        assert all(type(size) is int for node in static.graph.graph.nodes if isinstance(node.meta.get("val"), torch.Tensor) for size in node.meta["val"].shape)
+        assert all(
+            type(size) is int
+            for node in static.graph.graph.nodes
+            if isinstance(node.meta.get("val"), torch.Tensor)
+            for size in node.meta["val"].shape
+        )
         assert_same(run_traced(static, model, *call), expected)
 
 

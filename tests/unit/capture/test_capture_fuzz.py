@@ -52,7 +52,9 @@ VALUES = {
 
 STEPS = st.one_of(
     *(
-        st.tuples(st.just(kind), st.sampled_from(sorted(table)), st.integers(0, 9), st.integers(0, 9), st.integers(0, 3))
+        st.tuples(
+            st.just(kind), st.sampled_from(sorted(table)), st.integers(0, 9), st.integers(0, 9), st.integers(0, 3)
+        )
         for kind, table in (("view", VIEWS), ("write", WRITES), ("write", WRITES), ("value", VALUES))
     )
 )
@@ -88,5 +90,6 @@ def test_views_and_writes_equal_eager(steps):
         expected = eager(*eager_args)
     traced = captured(model, args)
     result = run_traced(traced, model, args)
-    assert_same(result, expected)
+    for actual, wanted in zip(result, expected, strict=True):  # views of one tensor may come back as one object
+        assert_same(actual, wanted)
     assert_same((*args, model.state), (*eager_args, eager.state))

@@ -1,4 +1,5 @@
-"""What modules do beside computing: outputs of all types, mutation, buffers, factories, hooks, autocast, ties, reads."""
+"""What modules do beside computing: outputs of all types, mutation, buffers, factories, hooks, autocast, ties,
+reads."""
 
 import collections
 import copy
@@ -8,7 +9,7 @@ import typing
 import pytest
 import torch
 import torch.nn.functional as F
-from interpreting import answering, assert_same, captured, run_traced
+from interpreting import assert_same, captured, run_traced
 from torch import nn
 
 from dtorch.capture.host import make_host
@@ -53,8 +54,8 @@ def targets(traced):
 @dataclasses.dataclass
 class Out:
     logits: torch.Tensor
-    hidden: typing.Optional[tuple] = None
-    loss: typing.Optional[torch.Tensor] = None
+    hidden: tuple | None = None
+    loss: torch.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -413,7 +414,9 @@ def test_dropout_in_training_mode_says_to_call_eval():
         capture_module(nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5)).train(), (x,))
 
 
-@pytest.mark.parametrize("function", [lambda x: x + torch.rand(6), lambda x: torch.randn_like(x), lambda x: x.bernoulli()])
+@pytest.mark.parametrize(
+    "function", [lambda x: x + torch.rand(6), lambda x: torch.randn_like(x), lambda x: x.bernoulli()]
+)
 def test_random_operations_are_refused(function):
     with pytest.raises(CaptureError, match="random"):
         capture_module(Calls(function).eval(), (x,))
@@ -474,7 +477,9 @@ def test_library_modules(module):
     y = x[None]
     model = Calls(lambda y: module(y, y, y) if isinstance(module, nn.MultiheadAttention) else module(y)[0])
     model.add_module("inner", module)
-    model.function = lambda y: model.inner(y, y, y, need_weights=False)[0] if isinstance(module, nn.MultiheadAttention) else model.inner(y)[0]
+    model.function = lambda y: (
+        model.inner(y, y, y, need_weights=False)[0] if isinstance(module, nn.MultiheadAttention) else model.inner(y)[0]
+    )
     with torch.no_grad():
         expected = model.eval()(y)
     torch.testing.assert_close(run_traced(captured(model, (y,)), model, (y,)), expected)
