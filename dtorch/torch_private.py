@@ -181,7 +181,7 @@ def storage_id(tensor: torch.Tensor) -> int:
 
 
 def trace_functional(function: Callable[..., Any], tensors: list[torch.Tensor]) -> torch.fx.GraphModule:
-    """Trace `function` on fakes to a functional graph of ATen overloads, composites kept, under the ambient autocast."""
+    """Trace `function` on fakes to a functional graph of ATen overloads, composites kept, before autocast acts."""
     from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -436,8 +436,8 @@ def autocast_is_on() -> bool:
 def autocast_casts(op: OpOverload, args: tuple, kwargs: dict[str, Any]) -> list[tuple[torch.Tensor, torch.dtype]]:
     """Which of a call's (fake) tensors autocast converts first, and to what.
 
-    A pre-dispatch trace records an op before autocast sees it, and torch does not publish autocast's lists of ops. So the
-    call is run twice on fakes, and the conversions of arguments that happen only under autocast are the answer.
+    A pre-dispatch trace records an op before autocast sees it, and torch does not publish autocast's lists of ops.
+    So the call is run twice on fakes; the conversions of arguments that happen only under autocast are the answer.
     """
     from torch.utils._python_dispatch import TorchDispatchMode
 

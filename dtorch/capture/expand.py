@@ -1,5 +1,4 @@
-"""What one torch function does: its results' metadata and aliasing (probe), and its functional ATen graph
-(expansion).
+"""What one torch function does: metadata and aliasing (probe), and a functional ATen graph (expansion).
 
 In: a function, its arguments with `Ref`s for tensors, the tensors' metadata, the ambient state. Out:
 `Operation`s, cached for the process by all of these; no tensor data is looked at.
@@ -162,7 +161,8 @@ class Operation:
 
     def _one_step(self) -> Expansion:
         """An ATen overload (it came past torch functions, from under vmap, where nothing can be traced) is its
-        own step."""
+        own step.
+        """
         if self.mutated:
             raise CaptureError(f"{self.function} writes a captured tensor in place under vmap. Write outside the vmap.")
         count = len(self.metas)
@@ -177,7 +177,8 @@ class Operation:
 
     def scatter(self, position: int, value: TensorMeta) -> Expansion:
         """New value of the base from (tensors..., new value of the view that is result `position`, of metadata
-        `value`)."""
+        `value`).
+        """
         found = self.scatters.get((position, value))
         if found is None:
             base = self.aliases[position][1]  # type: ignore[index]

@@ -48,7 +48,9 @@ class Host:
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Afterwards, attributes, parameters and buffers are what they were: a capture leaves no symbols behind."""
-        before = [(module, dict(module.__dict__)) for module in self.module.modules()]
+        modules = list(self.module.modules())
+        before = [(module, dict(module.__dict__)) for module in modules]
+        stored = [(store, dict(store)) for module in modules for store in torch_private.tensor_stores(module)]
         try:
             yield
         finally:
@@ -56,8 +58,9 @@ class Host:
                 if not _is_as_before(module, attributes):
                     module.__dict__.clear()
                     module.__dict__.update(attributes)
-            for slot in self.slots:
-                slot.store[slot.name] = slot.symbol
+            for store, tensors in stored:
+                store.clear()
+                store.update(tensors)
 
     def reassigned(self) -> list[tuple[Tensor, torch.Tensor]]:
         """Inputs whose place in the module now holds another tensor, with that tensor."""
@@ -113,7 +116,8 @@ def make_host(model: torch.nn.Module, device: torch.device | str | None = None) 
 
 def shared_copy(model: torch.nn.Module) -> torch.nn.Module:
     """Copy a model's modules around its own parameters and buffers, so that tracing the copy leaves the model
-    alone."""
+    alone.
+    """
     memo: dict[int, Any] = {id(each): each for each in [*model.parameters(), *model.buffers()]}
     _share_configs(model, memo)
     return _copied(model, memo)

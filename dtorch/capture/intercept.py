@@ -1,5 +1,4 @@
-"""What stands between the model's Python code and the recorder: factories, value reads and the few functions
-with their own way.
+"""What stands between the model's Python code and the recorder: factories, reads, special functions.
 
 In: every torch function called while a forward is captured (a TorchFunctionMode). Out: recorded calls, values
 read, or the plain function run, when no captured tensor takes part.
@@ -57,7 +56,8 @@ def intercepted(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, An
 
 def call(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """A torch function on a symbol while no capture listens (the mode was left, or the symbol outlived its
-    capture)."""
+    capture).
+    """
     recorder = next((tensor.recorder for tensor in Scan(args, kwargs).tensors if isinstance(tensor, Tensor)), None)
     if recorder is None or recorder.finished:
         raise CaptureError(
@@ -233,8 +233,7 @@ def _split_scalar_index(tensor: torch.Tensor, items: tuple) -> tuple[tuple, int,
     return rest, dim, (*(slice(None),) * dim, scalar.reshape(1))
 
 
-# --- tensors from Python data
-----------------------------------------------------------------------------------------
+# --- tensors from Python data -----------------------------------------------------------------------------------
 
 
 def _tensor(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:

@@ -58,7 +58,8 @@ def capture_module(
 
 def flatten_arguments(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> Flat:
     """The call's tensors, with paths that begin with the names of forward's parameters (`input_ids`,
-    `cache.layers.0.keys`)."""
+    `cache.layers.0.keys`).
+    """
     positional = _positional_names(module)
 
     def name(path: str) -> str:
@@ -127,7 +128,8 @@ class _Forward:
 
     def _own(self, symbol: Tensor) -> torch.fx.Node:
         """The result's node, its memory being its own where it is so in eager: `y = empty_like(x).copy_(x)` is
-        no alias of x."""
+        no alias of x.
+        """
         recorder, root = self.recorder, symbol if symbol.root is None else symbol.root
         node = recorder.value(root)
         memory: torch.fx.Node | None = node

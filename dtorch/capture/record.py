@@ -39,7 +39,8 @@ class Origin:
 
 class Recorder:
     """Records one capture. `modules`: qualified names by id; `device_type`: what autocast is asked about,
-    beside "cpu"."""
+    beside "cpu".
+    """
 
     def __init__(self, modules: dict[int, str] | None = None, device_type: str = "cpu", read: Any = None) -> None:
         self.graph = torch.fx.Graph()
@@ -211,7 +212,7 @@ class Recorder:
         hint = (
             "Call model.eval() before compiling: dropout in training mode cannot be captured yet."
             if "dropout" in op or "dropout" in name_of(called.function) or "attention" in op
-            else "Random operations inside a captured forward are not there yet: draw the numbers outside and pass them in."
+            else "Random operations inside a captured forward are not there yet: draw outside and pass the numbers in."
         )
         return f"{self.line()}: {name_of(called.function)} draws random numbers ({op}). {hint}"
 

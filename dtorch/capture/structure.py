@@ -115,7 +115,8 @@ def register_container(kind: type, flatten: Flatten, unflatten: Unflatten) -> No
 @dataclass
 class Flat:
     """An object taken apart: `leaves` (each tensor once), their `paths`, the `tree`, and the `containers` by
-    number."""
+    number.
+    """
 
     leaves: list[torch.Tensor]
     paths: list[str]
@@ -293,7 +294,8 @@ BASIC: dict[type, Form] = {
 @dataclass(frozen=True)
 class _Attributes:
     """Context of an object by its attributes: keys of a dict's `items` (or positions of a list's), attribute
-    `names`."""
+    `names`.
+    """
 
     kind: type
     items: tuple[Any, ...]
@@ -435,7 +437,8 @@ class Structure:
 
     def rebuild(self, results: list[Any], given: Flat | None = None) -> Any:
         """The user's result; `given` is the call's flattened arguments (needed only where the result refers to
-        them)."""
+        them).
+        """
         rebuilder = _Rebuilder(list(results), given)
         result = rebuilder.visit(self.tree)
         for effect in self.effects:

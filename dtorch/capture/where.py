@@ -34,7 +34,8 @@ def _describe(code: CodeType, line: int) -> str:
 
 def here(modules: dict[int, str]) -> tuple[str, str]:
     """The innermost line outside torch and dtorch, and the path in `modules` (by id) of the innermost running
-    module."""
+    module.
+    """
     frame: Any = sys._getframe(1)
     path: str | None = None
     while frame is not None:
