@@ -61,19 +61,60 @@ class Axis:
     index: int
     size: int
     cost: CostModel
-    cache: dict[Any, tuple[Move, ...]]
     strategies: dict[Any, tuple[Strategy, ...]]
     earlier: tuple[int, ...] = ()  # sizes of the axes decided before
-    keep: int = 6
+    keep: int = 10  # options looked at for each step and state
 
 
-def moves(axis: Axis, step: Step, earlier: Cuts, at: tuple[At | Free, ...], sizes: tuple[float, ...]) -> tuple[Move, ...]:
-    """The best few moves of a step for inputs that are `at` these placements; `sizes`: their bytes on this axis."""
-    key = (id(step.template), step.units, earlier, at)
-    found = axis.cache.get(key)
-    if found is None:
-        found = axis.cache[key] = _weigh(axis, step, earlier, at, sizes)
-    return found
+class Interned:
+    """Numbers for placements at hand, so that states of the search are tuples of small ints."""
+
+    def __init__(self) -> None:
+        self.entries: list[At | Free] = []
+        self.only_pending: list[bool] = []
+        self._numbers: dict[At | Free, int] = {}
+
+    def number(self, entry: At | Free) -> int:
+        """The number of an entry; equal entries have equal numbers."""
+        found = self._numbers.get(entry)
+        if found is None:
+            found = self._numbers[entry] = len(self.entries)
+            self.entries.append(entry)
+            self.only_pending.append(type(entry) is tuple and len(entry) == 1 and type(entry[0]) is Pending)
+        return found
+
+
+@dataclass(frozen=True)
+class Option:
+    """A move in numbers: what the inputs are at afterwards, what the outputs are at."""
+
+    seconds: float
+    after: tuple[int, ...]
+    outputs: tuple[int, ...]
+    move: Move
+
+
+class Menu:
+    """The options of all steps with one template, units and earlier cuts, by where their inputs are."""
+
+    def __init__(self, axis: Axis, step: Step, earlier: Cuts, sizes: tuple[float, ...], numbers: Interned) -> None:
+        self._make = (axis, step, earlier, sizes)
+        self._numbers = numbers
+        self._options: dict[tuple[int, ...], tuple[Option, ...]] = {}
+
+    def options(self, at: tuple[int, ...]) -> tuple[Option, ...]:
+        """The best few options for inputs that are `at` these numbered placements."""
+        found = self._options.get(at)
+        if found is None:
+            axis, step, earlier, sizes = self._make
+            numbers = self._numbers
+            made = []
+            for move in _weigh(axis, step, earlier, tuple([numbers.entries[i] for i in at]), sizes):
+                after = tuple([numbers.number(entry) for entry in move.after])
+                outputs = tuple([numbers.number((placed,)) for placed in move.strategy.outputs])
+                made.append(Option(move.seconds, after, outputs, move))
+            found = self._options[at] = tuple(made)
+        return found
 
 
 def _weigh(axis: Axis, step: Step, earlier: Cuts, at: tuple[At | Free, ...], sizes: tuple[float, ...]) -> tuple[Move, ...]:
@@ -95,7 +136,10 @@ def _weigh(axis: Axis, step: Step, earlier: Cuts, at: tuple[At | Free, ...], siz
         else:
             result.append(Move(strategy, tuple(after), seconds))
     result.sort(key=lambda move: move.seconds)
-    return tuple(result[: axis.keep * 2])
+    best: dict[Any, Move] = {}
+    for move in result:  # of moves with the same outcome the cheapest
+        best.setdefault((move.after, move.strategy.outputs), move)
+    return tuple(list(best.values())[: axis.keep])
 
 
 def _starts_cut(entry: At | Free) -> bool:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from dtorch.ir.cost import CostModel
 from dtorch.ir.layout import PENDING, WHOLE, Pending, Placed, Split
-from dtorch.sharding.moves import At, Axis, Free, Move, Strategy, moves
+from dtorch.sharding.moves import At, Axis, Free, Interned, Menu, Move, Strategy
 from dtorch.sharding.problem import Problem, Step
 
 BEAM_WIDTH = 6
+FORMS = 4  # of the widest live value, at most
 
 
 @dataclass
@@ -31,7 +32,7 @@ class AxisChoice:
 class _State:
     seconds: float
     rank: float  # seconds, plus the reductions that live Pending values will still need
-    at: tuple[At | Free, ...]  # of the live values, in the order of `live`
+    at: tuple[int, ...]  # of the live values, in the order of `live`, as numbers
     before: _State | None
     move: Move | None
 
@@ -47,11 +48,10 @@ def choose(
     width: int = BEAM_WIDTH,
 ) -> AxisChoice:
     """Run the beam. `given`: placements or options of the graph's inputs; `tied`: state output → state input."""
-    axis = Axis(len(earlier), size, cost, {}, {}, earlier_sizes)
     if size == 1:
         return _all_whole(problem)
-    divisors = _bytes_on_axis(problem, earlier, earlier_sizes)
-    last_use, output_uses = _last_uses(problem, tied)
+    axis = Axis(len(earlier), size, cost, {}, earlier_sizes)
+    search = _Search(problem, axis, earlier, tied)
     live: list[int] = []
     states = [_State(0.0, 0.0, (), None, None)]
     entered: set[int] = set()
@@ -60,10 +60,10 @@ def choose(
         entered.update(fresh)
         if fresh:
             live = live + fresh
-            extra = tuple(given[i] for i in fresh)
+            extra = tuple([search.numbers.number(given[i]) for i in fresh])
             for state in states:
                 state.at = state.at + extra
-        states, live = _advance(problem, axis, step, position, states, live, last_use, output_uses, earlier, divisors, tied)
+        states, live = search.advance(step, position, states, live)
         states = _pruned(states, _widest(problem, live, given), width)
     best = min(states, key=lambda state: state.seconds)
     return _trace(problem, best, given)
@@ -77,106 +77,112 @@ def _widest(problem: Problem, live: list[int], given: dict[int, At | Free]) -> i
 
 def _pruned(states: list[_State], widest: int | None, width: int) -> list[_State]:
     """The best `width` states for each placement of the widest live value, so that none of its forms dies out early."""
+    if len(states) <= width:
+        return states
     kept: list[_State] = []
     count: dict[object, int] = {}
-    for state in sorted(states, key=lambda state: state.rank):
+    for state in sorted(states, key=_rank):
         form = None if widest is None else state.at[widest]
-        count[form] = count.get(form, 0) + 1
-        if count[form] <= width:
+        seen = count.get(form, 0)
+        if seen < width:
+            count[form] = seen + 1
             kept.append(state)
-        if len(kept) >= 4 * width:
-            break
+            if len(kept) >= FORMS * width:
+                break
     return kept
 
 
-def _advance(
-    problem: Problem,
-    axis: Axis,
-    step: Step,
-    position: int,
-    states: list[_State],
-    live: list[int],
-    last_use: dict[int, int],
-    output_uses: set[int],
-    earlier: list[AxisChoice],
-    sizes: list[float],
-    tied: dict[int, int],
-) -> tuple[list[_State], list[int]]:
-    """Extend every state by the moves of one step and merge those that end up alike."""
-    where = {value: i for i, value in enumerate(live)}
-    slots = [where[value] for value in step.inputs]
-    cuts = tuple(
-        tuple([WHOLE if p is None else p for p in placed])
-        for placed in zip(*[(*c.strategies[position].inputs, *c.strategies[position].outputs) for c in earlier])
-    ) or ((),) * (len(step.inputs) + len(step.outputs))
-    weights = tuple(sizes[value] for value in step.inputs)
-    stays = [i for i, value in enumerate(live) if last_use.get(value, -1) > position]
-    made = [k for k, value in enumerate(step.outputs) if last_use.get(value, -1) > position]
-    settle = [
-        (k, value, tied.get(value))
-        for k, value in enumerate(step.outputs)
-        if value in output_uses and last_use.get(value, -1) <= position
-    ]
-    settle_live = [
-        (i, value, tied.get(value))
-        for i, value in enumerate(live)
-        if value in output_uses and last_use.get(value, -1) == position
-    ]
-    kept = [live[i] for i in stays] + [step.outputs[k] for k in made]
-    debts = [axis.cost.convert(PENDING, WHOLE, sizes[value], axis.size) for value in kept]
-    resident = problem.resident
-    merged: dict[tuple, _State] = {}
-    for state in states:
-        at = tuple([state.at[slot] for slot in slots])
-        for move in moves(axis, step, cuts, at, weights):
-            seconds = state.seconds + move.seconds
-            entries = list(state.at)
-            for slot, after in zip(slots, move.after):
-                current = entries[slot]
-                entries[slot] = after if type(current) is Free or len(after) > len(current) else current
-            outputs = move.strategy.outputs
-            for k, value, partner in settle:
-                seconds += _settle(axis, (outputs[k],), partner, where, entries, sizes[value], value in resident)
-            for i, value, partner in settle_live:
-                seconds += _settle(axis, entries[i], partner, where, entries, sizes[value], value in resident)
-            key = tuple([entries[i] for i in stays] + [(outputs[k],) for k in made])
-            known = merged.get(key)
-            if known is None or seconds < known.seconds:
-                rank = seconds
-                for entry, debt in zip(key, debts):
-                    if type(entry) is tuple and type(entry[0]) is Pending and len(entry) == 1:
-                        rank += debt
-                merged[key] = _State(seconds, rank, key, state, move)
-    return list(merged.values()), kept
+def _rank(state: _State) -> float:
+    return state.rank
 
 
-def _settle(
-    axis: Axis,
-    at: At | Free,
-    partner: int | None,
-    where: dict[int, int],
-    entries: list[At | Free],
-    size: float,
-    resident: bool,
-) -> float:
-    """Cost of handing a result out: reductions are finished, a state goes back to where it came from.
+class _Search:
+    """What stays the same over one run of the beam."""
 
-    Whoever reads a result wants all of it: a cut one is left cut, but fetching it costs a gather. A resident one is
-    read by later steps instead; it costs memory on every device that it is kept whole on.
-    """
-    if type(at) is Free:
-        return 0.0
-    if partner is not None and partner in where:
-        home = entries[where[partner]]
-        home = home.options[0] if type(home) is Free else home[0]
-        return min(axis.cost.convert(source, home, size, axis.size) for source in at)
-    if resident:
-        made = at[0]
-        kept = size / (2 * axis.cost.network_bytes_per_s)  # worth less than one gather of it
-        return (kept / axis.size if type(made) is Split else kept) + axis.cost.convert(
-            made, WHOLE if type(made) is Pending else made, size, axis.size
-        )
-    return min(axis.cost.convert(source, WHOLE, size, axis.size) for source in at)
+    def __init__(self, problem: Problem, axis: Axis, earlier: list[AxisChoice], tied: dict[int, int]) -> None:
+        self.problem, self.axis, self.earlier, self.tied = problem, axis, earlier, tied
+        self.numbers = Interned()
+        self.sizes = _bytes_on_axis(problem, earlier, axis.earlier)
+        self.last_use, self.results = _last_uses(problem, tied)
+        self.debts = [axis.cost.convert(PENDING, WHOLE, size, axis.size) for size in self.sizes]
+        self._menus: dict[tuple, Menu] = {}
+
+    def menu(self, step: Step, position: int) -> Menu:
+        """The options of a step, shared by all steps like it."""
+        cuts = tuple(
+            tuple([WHOLE if p is None else p for p in placed])
+            for placed in zip(*[(*c.strategies[position].inputs, *c.strategies[position].outputs) for c in self.earlier])
+        ) or ((),) * (len(step.inputs) + len(step.outputs))
+        key = (id(step.template), step.units, cuts)
+        found = self._menus.get(key)
+        if found is None:
+            sizes = tuple([self.sizes[value] for value in step.inputs])
+            found = self._menus[key] = Menu(self.axis, step, cuts, sizes, self.numbers)
+        return found
+
+    def advance(
+        self, step: Step, position: int, states: list[_State], live: list[int]
+    ) -> tuple[list[_State], list[int]]:
+        """Extend every state by the options of one step and merge those that end up alike."""
+        last_use, only_pending = self.last_use, self.numbers.only_pending
+        where = {value: i for i, value in enumerate(live)}
+        slots = [where[value] for value in step.inputs]
+        stays = [i for i, value in enumerate(live) if last_use.get(value, -1) > position]
+        made = [k for k, value in enumerate(step.outputs) if last_use.get(value, -1) > position]
+        settled = [(k, v) for k, v in enumerate(step.outputs) if v in self.results and last_use.get(v, -1) <= position]
+        settled_live = [(i, v) for i, v in enumerate(live) if v in self.results and last_use.get(v, -1) == position]
+        kept = [live[i] for i in stays] + [step.outputs[k] for k in made]
+        debts = [self.debts[value] for value in kept]
+        menu = self.menu(step, position)
+        merged: dict[tuple[int, ...], _State] = {}
+        for state in states:
+            at = state.at
+            for option in menu.options(tuple([at[slot] for slot in slots])):
+                seconds = state.seconds + option.seconds
+                entries = list(at)
+                for slot, after in zip(slots, option.after):
+                    entries[slot] = after if entries[slot] == at[slot] else self._joined(entries[slot], after)
+                for k, value in settled:
+                    seconds += self._settle(option.outputs[k], value, where, entries)
+                for i, value in settled_live:
+                    seconds += self._settle(entries[i], value, where, entries)
+                key = tuple([entries[i] for i in stays] + [option.outputs[k] for k in made])
+                known = merged.get(key)
+                if known is None or seconds < known.seconds:
+                    rank = seconds
+                    for entry, debt in zip(key, debts):
+                        if only_pending[entry]:
+                            rank += debt
+                    merged[key] = _State(seconds, rank, key, state, option.move)
+        return list(merged.values()), kept
+
+    def _joined(self, first: int, second: int) -> int:
+        """A value that one step reads twice is at hand in what either reading made of it."""
+        entries = self.numbers.entries
+        return self.numbers.number(tuple(dict.fromkeys((*entries[first], *entries[second]))))
+
+    def _settle(self, number: int, value: int, where: dict[int, int], entries: list[int]) -> float:
+        """Cost of handing a result out: reductions are finished, a state goes back to where it came from.
+
+        Whoever reads a result wants all of it: a cut one is left cut, but fetching it costs a gather. A resident one
+        is read by later steps instead; it costs memory on every device that it is kept whole on.
+        """
+        at = self.numbers.entries[number]
+        if type(at) is Free:
+            return 0.0
+        axis, size = self.axis, self.sizes[value]
+        partner = self.tied.get(value)
+        if partner is not None and partner in where:
+            home = self.numbers.entries[entries[where[partner]]]
+            home = home.options[0] if type(home) is Free else home[0]
+            return min(axis.cost.convert(source, home, size, axis.size) for source in at)
+        if value in self.problem.resident:
+            made = at[0]
+            kept = size / (2 * axis.cost.network_bytes_per_s)  # worth less than one gather of it
+            reduced = WHOLE if type(made) is Pending else made
+            share = axis.size if type(made) is Split else 1
+            return kept / share + axis.cost.convert(made, reduced, size, axis.size)
+        return min(axis.cost.convert(source, WHOLE, size, axis.size) for source in at)
 
 
 def _last_uses(problem: Problem, tied: dict[int, int]) -> tuple[dict[int, int], set[int]]:
