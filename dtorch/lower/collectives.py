@@ -236,7 +236,8 @@ def _all_to_all(builder: LocalBuilder, value: Node, shape: tuple[int, ...], hop:
     sizes[to_dim] = chunk
     value = _lead(builder, value, sizes, to_dim, count, chunk)
     total = _times(builder, count, sizes[0])
-    value = _collective(builder, "all_to_all_single", value, total, None, None, builder.axis_names[hop.axis])
+    equal = [sizes[0]] * count
+    value = _collective(builder, "all_to_all_single", value, total, equal, equal, builder.axis_names[hop.axis])
     value = _unlead(builder, value, sizes, from_dim, count)
     whole = _times(builder, gathered.parts, gathered.inner)
     value = _trim(builder, value, from_dim, _times(builder, count, piece), whole)
