@@ -322,6 +322,9 @@ class _Cleaner:
         if is_inactive_dropout(target, node.args):
             self.values[node] = self._read(node.args[0])
             return
+        if target is aten.type_as.default:
+            self._emit(node, aten._to_copy.default, (self._read(node.args[0]),), {"dtype": node.meta["val"].dtype})
+            return
         scalar = self._scalar(node.args[1]) if target is aten.fill.Tensor else None
         if scalar is not None:
             self._emit(node, aten.fill.Scalar, (self._read(node.args[0]), scalar.item()), {})

@@ -194,6 +194,9 @@ class _Import:
             raise CaptureError(f"torch.export left the region {target} in the graph, which is not supported.")
         copy = self.graph.node_copy(node, self.copies.__getitem__)
         where, module = _where(node)
+        if target is aten.type_as.default:
+            copy.target, copy.args = aten._to_copy.default, copy.args[:1]
+            copy.kwargs = {"dtype": node.meta["val"].dtype}
         copy.meta = {"val": node.meta.get("val"), "where": where, "module": module}
         self.copies[node] = copy
 

@@ -144,18 +144,30 @@ def _share_configs(model: torch.nn.Module, memo: dict[int, Any]) -> None:
 
 
 def _copied(model: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
+    """A deep copy, but for what `memo` maps."""
     limit = sys.getrecursionlimit()
     try:
         sys.setrecursionlimit(max(limit, 10_000))
         return copy.deepcopy(model, dict(memo))
-    except (TypeError, NotImplementedError, RuntimeError) as error:
-        raise CaptureError(
-            f"{type(model).__name__} cannot be copied for capture ({type(error).__name__}: {error}). An "
-            f"attribute of one of its "
-            "modules refuses copy.deepcopy: remove it, or give its class a __deepcopy__."
-        ) from error
+    except Exception:  # some attribute refuses, with an error of its own kind
+        return _copied_by_attribute(model, dict(memo))
     finally:
         sys.setrecursionlimit(limit)
+
+
+def _copied_by_attribute(model: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
+    """As `_copied`, sharing the attributes that cannot be copied (locks, scripted functions)."""
+    modules = list(model.modules())
+    for module in modules:
+        memo[id(module)] = type(module).__new__(type(module))
+    for module in modules:
+        attributes = memo[id(module)].__dict__
+        for name, value in module.__dict__.items():
+            try:
+                attributes[name] = copy.deepcopy(value, memo)
+            except Exception:
+                attributes[name] = value
+    return memo[id(model)]
 
 
 def convert_host(host: Host, dtype: torch.dtype) -> None:

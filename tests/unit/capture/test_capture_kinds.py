@@ -4,6 +4,7 @@ reads."""
 import collections
 import copy
 import dataclasses
+import threading
 import typing
 
 import pytest
@@ -318,6 +319,14 @@ def test_submodules_under_torch_compile_run_as_written():
     assert_same(run_traced(traced, model, (x,)), model(x).detach())
 
 
+def test_attributes_that_cannot_be_copied_are_shared():
+    model = nn.Sequential(nn.Linear(6, 3)).eval()
+    model.lock, model[0].lock = threading.Lock(), threading.Lock()
+    host = make_host(model)
+    assert host.module is not model and host.module[0] is not model[0] and host.module.lock is model.lock
+    assert_same(run_traced(capture_module(host, (x,)), model, (x,)), model(x).detach())
+
+
 def test_parameters_stay_parameters_in_the_host():
     class Model(nn.Module):
         def __init__(self):
@@ -462,6 +471,14 @@ def test_symbols_print_without_values():
 
 def test_vmap_over_captured_tensors():
     check(lambda x: torch.vmap(lambda a: a.sum(0) * 2)(x), x)
+
+
+def test_vmap_with_a_captured_tensor_as_masks_use_it():
+    def function(mask):
+        inner = torch.vmap(lambda batch, key: mask[batch, key], in_dims=(None, 0))
+        return torch.vmap(inner, in_dims=(0, None))(torch.arange(2), torch.arange(3))
+
+    check(function, torch.tensor([[0, 1, 1], [1, 1, 1]]).bool())
 
 
 def test_modules_made_inside_and_deep_copies():
