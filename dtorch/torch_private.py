@@ -516,7 +516,7 @@ def tensor_stores(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, An
 
 def mark_parameter(tensor: torch.Tensor) -> None:
     """Make `isinstance(tensor, nn.Parameter)` true for a tensor of a subclass."""
-    tensor._is_param = True  # type: ignore[attr-defined]
+    tensor._is_param = True
 
 
 def is_parameter(tensor: torch.Tensor) -> bool:

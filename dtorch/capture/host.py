@@ -46,13 +46,15 @@ class Host:
             recorder.adopt(symbol)
 
     @contextmanager
-    def restored(self) -> Iterator[None]:
+    def restored(self, recorder: Recorder) -> Iterator[None]:
         """Afterwards, attributes, parameters and buffers are what they were: a capture leaves no symbols behind."""
         modules = list(self.module.modules())
         before = [(module, dict(module.__dict__)) for module in modules]
         stored = [(store, dict(store)) for module in modules for store in torch_private.tensor_stores(module)]
         try:
             yield
+            for module, attributes in before:
+                self._refuse_hidden_state(module, attributes, recorder)
         finally:
             for module, attributes in before:
                 if not _is_as_before(module, attributes):
@@ -61,6 +63,15 @@ class Host:
             for store, tensors in stored:
                 store.clear()
                 store.update(tensors)
+
+    def _refuse_hidden_state(self, module: torch.nn.Module, before: dict[str, Any], recorder: Recorder) -> None:
+        for name, value in before.items():
+            if isinstance(value, torch.Tensor) and module.__dict__.get(name) is not value and recorder.lifted(value):
+                path = f"{self.names.get(id(module), '')}.{name}".removeprefix(".")
+                raise CaptureError(
+                    f"the forward reads the plain tensor attribute {path} and replaces it: state that lives from call "
+                    f'to call has to be a buffer. Register it: self.register_buffer("{name}", ..., persistent=False).'
+                )
 
     def reassigned(self) -> list[tuple[Tensor, torch.Tensor]]:
         """Inputs whose place in the module now holds another tensor, with that tensor."""
@@ -159,7 +170,7 @@ def _copied_by_attribute(model: torch.nn.Module, memo: dict[int, Any]) -> torch.
     """As `_copied`, sharing the attributes that cannot be copied (locks, scripted functions)."""
     modules = list(model.modules())
     for module in modules:
-        memo[id(module)] = type(module).__new__(type(module))
+        memo[id(module)] = object.__new__(type(module))
     for module in modules:
         attributes = memo[id(module)].__dict__
         for name, value in module.__dict__.items():

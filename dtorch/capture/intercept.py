@@ -276,8 +276,8 @@ def _set_data(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]
 
 def _cat(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Leave out the empty 1-d tensors that `cat` ignores: caches start as one."""
-    tensors = args[0] if args else kwargs.get("tensors")
-    if "out" in kwargs or not any(isinstance(each, Tensor) for each in tensors or ()):
+    tensors = args[0] if args else kwargs.get("tensors", ())
+    if "out" in kwargs or not any(isinstance(each, Tensor) for each in tensors):
         return _NOT_SPECIAL
     kept = [each for each in tensors if each.dim() != 1 or each.shape[0] != 0]
     if len(kept) == len(tensors) or not kept or any(each.dtype != kept[0].dtype for each in tensors):

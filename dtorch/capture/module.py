@@ -23,7 +23,7 @@ from dtorch.capture.structure import Flat, flatten
 from dtorch.capture.symbol import Tensor, meta_of
 from dtorch.capture.traced import ReadCallback, Traced
 from dtorch.errors import CaptureError
-from dtorch.ir.signature import OutputSpec, Signature
+from dtorch.ir.signature import InputKind, OutputSpec, Signature
 
 
 def capture_module(
@@ -48,7 +48,7 @@ def capture_module(
     (symbolic_args, symbolic_kwargs), containers = given.rebuild(symbols)
     forward = _Forward(recorder, symbols, containers)
     try:
-        with host.restored(), _quiet_surroundings():
+        with host.restored(recorder), _quiet_surroundings():
             with Intercept(recorder):
                 result = host.module(*symbolic_args, **symbolic_kwargs)
             return forward.finish(result, (symbolic_args, symbolic_kwargs), given, host)
@@ -88,7 +88,7 @@ def _device_type(given: Flat, host: Host) -> str:
 
 def _user_symbol(recorder: Recorder, given: Flat, index: int, device: torch.device | None) -> Tensor:
     leaf, path = given.leaves[index], given.paths[index]
-    kind = "state" if index in given.states else "user"
+    kind: InputKind = "state" if index in given.states else "user"
     return recorder.new_input(meta_of(leaf, device), Origin(kind, path, path, leaf.requires_grad))
 
 

@@ -94,6 +94,10 @@ class Recorder:
         self._lifted[id(tensor)] = (tensor, version, symbol)
         return symbol
 
+    def lifted(self, tensor: torch.Tensor) -> bool:
+        """Whether a plain tensor has become a constant."""
+        return id(tensor) in self._lifted
+
     def _placeholder(self, symbol: Tensor) -> torch.fx.Node:
         if symbol.origin is None:
             raise CaptureError(f"{self.line()}: {symbol!r} was made outside this capture and has no value in it.")

@@ -12,7 +12,7 @@ import torch
 
 from dtorch import torch_private
 from dtorch.capture.structure import Flat
-from dtorch.capture.symbol import tensor_meta
+from dtorch.capture.symbol import shared_val
 from dtorch.capture.traced import Traced
 from dtorch.errors import InputError
 from dtorch.ir.signature import InputSpec, Signature
@@ -107,8 +107,9 @@ class _Sizes:
     def fake(self, val: Any) -> Any:
         """A node's `val` with plain sizes."""
         if isinstance(val, torch.Tensor):
-            shape, stride = [self.number(size) for size in val.shape], [self.number(size) for size in val.stride()]
-            return tensor_meta(shape, stride, val.dtype, val.device).val()
+            shape = tuple([self.number(size) for size in val.shape])
+            stride = tuple([self.number(size) for size in val.stride()])
+            return shared_val(shape, stride, val.dtype, val.device)
         if isinstance(val, (tuple, list)):
             return type(val)(self.fake(item) for item in val)
         return self.number(val)

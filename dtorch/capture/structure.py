@@ -253,7 +253,7 @@ def _keys(obj: Any, context: Any, count: int) -> list[Any]:
     if isinstance(context, _Attributes):
         return [*context.items, *context.names]
     if hasattr(kind, "_fields") and issubclass(kind, tuple):
-        return list(kind._fields)
+        return list(kind._fields)  # type: ignore[attr-defined]
     return list(range(count))
 
 
@@ -339,7 +339,8 @@ def _flatten_dict_like(obj: Any) -> tuple[list[Any], Any]:
 
 
 def _unflatten_dict_like(children: list[Any], context: _Attributes, original: Any) -> Any:
-    made = context.kind.__new__(context.kind) if original is None else original
+    kind: Any = context.kind
+    made = kind.__new__(kind) if original is None else original
     store = collections.OrderedDict if isinstance(made, collections.OrderedDict) else dict
     count = len(context.items)
     store.clear(made)
@@ -360,7 +361,8 @@ def _flatten_list_like(obj: Any) -> tuple[list[Any], Any]:
 
 
 def _unflatten_list_like(children: list[Any], context: _Attributes, original: Any) -> Any:
-    made = context.kind.__new__(context.kind) if original is None else original
+    kind: Any = context.kind
+    made = kind.__new__(kind) if original is None else original
     count = len(context.items)
     made[:] = children[:count]
     return _set_attributes(made, context.names, children[count:])

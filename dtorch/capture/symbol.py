@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 class TensorMeta:
     """Shape, stride, dtype and device of a symbol. One object for each combination: compared by identity."""
 
-    __slots__ = ("shape", "stride", "dtype", "device", "numel", "contiguous", "base", "_val", "__weakref__")
+    __slots__ = ("shape", "stride", "dtype", "device", "numel", "contiguous", "base", "__weakref__")
 
     shape: torch.Size
     stride: tuple[int, ...]
@@ -31,7 +32,6 @@ class TensorMeta:
     numel: int
     contiguous: bool
     base: torch.Tensor
-    _val: torch.Tensor | None
 
     def __repr__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
@@ -42,9 +42,15 @@ class TensorMeta:
 
     def val(self) -> torch.Tensor:
         """The fake tensor for nodes' `meta["val"]`: one for all, to be read only."""
-        if self._val is None:
-            self._val = self.fake()
-        return self._val
+        return shared_val(self.shape, self.stride, self.dtype, self.device)
+
+
+@lru_cache(maxsize=8192)
+def shared_val(
+    shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """The fake tensor that stands in every node's `meta["val"]` of this metadata; to be read only."""
+    return torch_private.fake_tensor(shape, stride, dtype, device)
 
 
 _METAS: weakref.WeakValueDictionary[tuple, TensorMeta] = weakref.WeakValueDictionary()
@@ -59,7 +65,6 @@ def tensor_meta(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype,
         found.shape, found.stride, found.dtype, found.device = torch.Size(shape), key[1], dtype, device
         with torch.inference_mode(False), torch_private.without_torch_function():
             found.base = torch.empty_strided(key[0], key[1], dtype=dtype, device="meta")
-        found._val = None
         found.numel, found.contiguous = found.base.numel(), found.base.is_contiguous()
         _METAS[key] = found
     return found

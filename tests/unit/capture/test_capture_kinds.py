@@ -463,6 +463,32 @@ def test_a_symbol_kept_from_an_earlier_call_is_refused():
         captured(model, (x,))
 
 
+def test_hidden_state_in_a_plain_attribute_is_refused():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.state = torch.zeros(6)
+
+        def forward(self, x):
+            self.state = self.state + x[0]
+            return self.state
+
+    with pytest.raises(CaptureError, match="attribute state.*register_buffer"):
+        capture_module(Model().eval(), (x,))
+
+
+def test_attributes_that_a_forward_sets_are_put_back():
+    class Model(nn.Module):
+        def forward(self, x):
+            self.last = x + 1
+            return self.last * 2
+
+    host = make_host(Model().eval())
+    for _ in range(2):
+        capture_module(host, (x,))
+    assert not hasattr(host.module, "last")
+
+
 def test_symbols_print_without_values():
     seen = []
     captured(Calls(lambda x: (seen.append(f"{x}"), x)[1]).eval(), (x,))
