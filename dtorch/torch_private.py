@@ -503,7 +503,7 @@ def shape_guards(exported: Any) -> list[Any]:
 HigherOrderOperator = torch._ops.HigherOrderOperator
 
 
-@lru_cache(maxsize=None)
+@cache
 def returns_views(op: OpOverload) -> bool:
     """Whether an overload gives a list of views of its first argument, as split does."""
     return str(op._schema).endswith("-> Tensor(a)[]")

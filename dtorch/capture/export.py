@@ -146,30 +146,32 @@ class _Import:
         nodes = [node for node in self.exported.graph.nodes if node.op == "placeholder"]
         sources = dict(zip(nodes, self.exported.graph_signature.input_specs, strict=True))
         users = [node for node, source in sources.items() if source.kind.name == "USER_INPUT"]
-        ties = _ties(self.model)
-        specs: list[InputSpec] = []
-        stored: dict[tuple[str, str], torch.fx.Node] = {}
+        specs = []
         for i, node in enumerate(users):
-            leaf, path = self.given.leaves[i], self.given.paths[i]
             kind = "state" if i in self.given.states else "user"
-            specs.append(self._placeholder(node, kind, path, leaf.requires_grad))
+            specs.append(self._placeholder(node, kind, self.given.paths[i], self.given.leaves[i].requires_grad))
+        return specs + self._stored({node: source for node, source in sources.items() if node not in users})
+
+    def _stored(self, sources: dict[torch.fx.Node, Any]) -> list[InputSpec]:
+        """Weights, buffers and constants; a tied tensor becomes one input under its first name."""
+        ties = _ties(self.model)
+        seen: dict[tuple[str, str], torch.fx.Node] = {}
+        specs = []
         for node, source in sources.items():
-            if source.kind.name == "USER_INPUT":
-                continue
-            target = (source.target or node.name).removeprefix("model.")
             kind = {"PARAMETER": "weight", "BUFFER": "buffer", "CONSTANT_TENSOR": "constant"}.get(source.kind.name)
             if kind is None:
                 raise CaptureError(f"torch.export gave an input of kind {source.kind.name}, which is not supported.")
-            target = ties.get(target, (target,))[0]
-            if (kind, target) in stored:  # a second use of a tied tensor
-                self.copies[node] = stored[kind, target]
+            target = (source.target or node.name).removeprefix("model.")
+            target, *tied = ties.get(target, (target,))
+            if (kind, target) in seen:
+                self.copies[node] = seen[kind, target]
                 self.renamed[node.name] = self.copies[node].name
                 continue
             if kind == "constant":
                 self.constants[target] = self.exported.constants[source.target]
-            needs_grad = kind == "weight" and self.model.get_parameter(target).requires_grad
-            specs.append(self._placeholder(node, kind, target, needs_grad, ties.get(target, (target,))[1:]))
-            stored[kind, target] = self.copies[node]
+            requires_grad = kind == "weight" and self.model.get_parameter(target).requires_grad
+            specs.append(self._placeholder(node, kind, target, requires_grad, tuple(tied)))
+            seen[kind, target] = self.copies[node]
         return specs
 
     def _placeholder(
