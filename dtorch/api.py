@@ -96,7 +96,7 @@ def compile(  # noqa: A001  (the name users know from torch)
     entries, order = snapshot(model, release)
     if weights is not None:
         adapter.fill_buffers(model, entries)
-        assign(entries, read_sources(weights))
+        assign(entries, read_sources(weights), copy=not release)
     without = [entry.names[0] for entry in entries if entry.host is None]
     if without:
         raise InputError(
@@ -178,15 +178,19 @@ def _input_asks(module: torch.nn.Module, inputs: Mapping[str, Any] | None, mesh:
 
 
 def export_captures() -> Any:
-    """A capture function that exports once for all sizes and makes each shape's program from that."""
+    """A capture function that exports once for each kind of call and makes every size's program from that."""
     exported: dict[Any, Any] = {}
 
     def capture(host: Any, args: tuple, kwargs: dict[str, Any], read: Any) -> Any:
-        from dtorch.capture.export import concretize, export_module
+        from dtorch.capture.blank import blank_module
+        from dtorch.capture.export import export_module
+        from dtorch.capture.module import flatten_arguments
+        from dtorch.capture.specialize import concretize
 
-        key = (len(args), tuple(sorted(kwargs)))
+        given = flatten_arguments(host.module, args, kwargs)
+        key = (given.tree, tuple((leaf.dtype, leaf.dim()) for leaf in given.leaves))
         if key not in exported:
-            exported[key] = export_module(host, args, kwargs, dynamic_shapes=True)
-        return concretize(exported[key], args, kwargs)
+            exported[key] = export_module(blank_module(host), args, kwargs, dynamic_shapes=True)
+        return concretize(exported[key], given)
 
     return capture

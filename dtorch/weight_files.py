@@ -64,8 +64,8 @@ def read_sources(weights: Any) -> dict[str, torch.Tensor | StoredTensor]:
             raise WeightsError(f"weights= is a state dict, but these entries are no tensors: {', '.join(wrong[:8])}.")
         return dict(weights)
     paths = [weights] if isinstance(weights, (str, Path)) else weights
-    if not isinstance(paths, Sequence):
-        raise WeightsError(f"weights= takes a state dict or paths of safetensors files, not {type(weights).__name__}.")
+    if not isinstance(paths, Sequence) or not all(isinstance(path, (str, Path)) for path in paths):
+        raise WeightsError(f"weights= takes a state dict or paths of safetensors files, not {weights!r:.80}.")
     files = list(itertools.chain.from_iterable(_files(Path(path)) for path in paths))
     found: dict[str, torch.Tensor | StoredTensor] = {}
     problems = []
@@ -90,7 +90,7 @@ def _files(path: Path) -> list[Path]:
     if path.is_dir():
         index = path / "model.safetensors.index.json"
         if index.exists():
-            return [path / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+            return _indexed(index)
         found = sorted(path.glob("*.safetensors"))
         if not found:
             raise WeightsError(f"{path} holds no .safetensors files.")
@@ -100,8 +100,19 @@ def _files(path: Path) -> list[Path]:
     return [path]
 
 
-def assign(entries: Sequence[Any], sources: Mapping[str, torch.Tensor | StoredTensor]) -> None:
-    """Give every entry its source. Raises one WeightsError that names all keys that do not fit."""
+def _indexed(index: Path) -> list[Path]:
+    try:
+        names = set(json.loads(index.read_text())["weight_map"].values())
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise WeightsError(f"{index} is no index of safetensors files: {type(error).__name__}: {error}.") from error
+    return [index.parent / name for name in sorted(names)]
+
+
+def assign(entries: Sequence[Any], sources: Mapping[str, torch.Tensor | StoredTensor], copy: bool = True) -> None:
+    """Give every entry its source, tensors copied or, without `copy`, taken over.
+
+    Raises one WeightsError that names all keys that do not fit.
+    """
     by_name = {name: entry for entry in entries for name in entry.names}
     unexpected = [key for key in sources if key not in by_name]
     missing, misshapen = [], []
@@ -114,7 +125,7 @@ def assign(entries: Sequence[Any], sources: Mapping[str, torch.Tensor | StoredTe
         source = sources[key]
         if tuple(source.shape) != entry.shape:
             misshapen.append(f"{key}: {tuple(source.shape)} instead of {entry.shape}")
-        entry.host = source.detach().to(entry.dtype) if isinstance(source, torch.Tensor) else source
+        entry.host = source.detach().to(entry.dtype, copy=copy) if isinstance(source, torch.Tensor) else source
     problems = []
     if missing:
         problems.append(f"missing: {', '.join(missing)}")

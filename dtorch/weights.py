@@ -102,12 +102,12 @@ class WeightStore:
 
     def update(self, name: str, tensor: torch.Tensor) -> None:
         """Replace one tensor. Raises WeightsError for an unknown name or another shape; the dtype is kept."""
-        self._check({name: tensor}, complete=False)
+        self._check({name: tensor}, complete=False, known=True)
         self._write(name, tensor)
 
     def load(self, tensors: Mapping[str, torch.Tensor], strict: bool = True) -> tuple[list[str], list[str]]:
         """Replace all tensors; gives (missing, unexpected) keys. Nothing is changed when something does not fit."""
-        missing, unexpected = self._check(tensors, complete=strict)
+        missing, unexpected = self._check(tensors, complete=strict, known=strict)
         for name, tensor in tensors.items():
             if name in self.by_name:
                 self._write(name, tensor)
@@ -122,7 +122,10 @@ class WeightStore:
             entry.remote = self.runtime.put(value, entry.remote.spec, copy=True)
         self.version += 1
 
-    def _check(self, tensors: Mapping[str, torch.Tensor], complete: bool) -> tuple[list[str], list[str]]:
+    def _check(
+        self, tensors: Mapping[str, torch.Tensor], *, complete: bool, known: bool
+    ) -> tuple[list[str], list[str]]:
+        """(missing, unexpected) keys. `complete`: none may be missing; `known`: none may be unexpected."""
         unexpected = [name for name in tensors if name not in self.by_name]
         given = {id(self.by_name[name]) for name in tensors if name in self.by_name}
         missing = [name for name in self.order if id(self.by_name[name]) not in given]
@@ -134,7 +137,7 @@ class WeightStore:
         problems = []
         if complete and missing:
             problems.append(f"missing: {', '.join(missing)}")
-        if unexpected and (complete or len(tensors) == 1):
+        if unexpected and known:
             problems.append("unexpected: " + ", ".join(_with_nearest(name, self.by_name) for name in unexpected))
         if misshapen:
             problems.append(f"of another shape: {'; '.join(misshapen)}")

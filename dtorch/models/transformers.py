@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin
 
+from dtorch.capture.structure import OBJECT, register_container
 from dtorch.errors import InputError
 from dtorch.models.adapters import Adapter
 from dtorch.models.device_cache import DeviceCache, supports
@@ -109,3 +111,8 @@ def _shell(compiled: Any, host: PreTrainedModel) -> PreTrainedModel:
 
     shell._prepare_cache_for_generation = prepare
     return shell
+
+
+# The library's own caches: taken apart even while they hold no tensor, since the forward is going to fill them.
+register_container(Cache, OBJECT.flatten, OBJECT.unflatten)
+register_container(CacheLayerMixin, OBJECT.flatten, OBJECT.unflatten)
