@@ -179,7 +179,7 @@ def _input_asks(module: torch.nn.Module, inputs: Mapping[str, Any] | None, mesh:
 
 def export_captures() -> Any:
     """A capture function that exports once for each kind of call and makes every size's program from that."""
-    exported: dict[Any, Any] = {}
+    exported: dict[Any, list[Any]] = {}
 
     def capture(host: Any, args: tuple, kwargs: dict[str, Any], read: Any) -> Any:
         from dtorch.capture.blank import blank_module
@@ -189,8 +189,12 @@ def export_captures() -> Any:
 
         given = flatten_arguments(host.module, args, kwargs)
         key = (given.tree, tuple((leaf.dtype, leaf.dim()) for leaf in given.leaves))
-        if key not in exported:
-            exported[key] = export_module(blank_module(host), args, kwargs, dynamic_shapes=True)
-        return concretize(exported[key], given)
+        for traced in exported.setdefault(key, []):
+            try:
+                return concretize(traced, given)
+            except InputError:  # sizes of 0 and 1 stay fixed in an export, and some models tie sizes to each other
+                continue
+        exported[key].append(export_module(blank_module(host), args, kwargs, dynamic_shapes=True))
+        return concretize(exported[key][-1], given)
 
     return capture

@@ -119,11 +119,12 @@ class Menu:
 
 def _weigh(axis: Axis, step: Step, earlier: Cuts, at: tuple[At | Free, ...], sizes: tuple[float, ...]) -> tuple[Move, ...]:
     result: list[Move] = []
-    starts = any(_starts_cut(entry) for entry in at)
+    if not any(_starts_cut(entry) for entry in at):
+        strategies: tuple[Strategy, ...] = (_all_whole(axis, step),)
+    else:
+        strategies = _strategies(axis, step, earlier, at)
     pending = any(type(entry) is tuple and any(type(p) is Pending for p in entry) for entry in at)
-    for strategy in _strategies(axis, step, earlier, at):
-        if not starts and any(type(p) is Split for p in (*strategy.inputs, *strategy.outputs)):
-            continue
+    for strategy in strategies:
         if not pending and any(type(p) is Pending for p in strategy.inputs) and not _needs_pending(strategy):
             continue
         seconds, after = strategy.seconds, []
@@ -140,6 +141,14 @@ def _weigh(axis: Axis, step: Step, earlier: Cuts, at: tuple[At | Free, ...], siz
     for move in result:  # of moves with the same outcome the cheapest
         best.setdefault((move.after, move.strategy.outputs), move)
     return tuple(list(best.values())[: axis.keep])
+
+
+def _all_whole(axis: Axis, step: Step) -> Strategy:
+    template = step.template
+    ignored = template.mappings[0].ignored if template.mappings else ()
+    inputs = tuple([None if place in ignored else WHOLE for place in range(len(step.inputs))])
+    outputs = (WHOLE,) * len(step.outputs)
+    return Strategy(inputs, outputs, _seconds(axis, template, inputs, outputs, 1.0))
 
 
 def _starts_cut(entry: At | Free) -> bool:
@@ -188,14 +197,17 @@ def _strategies(axis: Axis, step: Step, earlier: Cuts, at: tuple[At | Free, ...]
     splits = tuple(
         tuple(p for p in (entry.options if type(entry) is Free else entry) if type(p) is Split) for entry in at
     )
-    key = (id(step.template), step.units, earlier, splits)
+    weights = any(type(entry) is Free for entry in at)
+    key = (id(step.template), step.units, earlier, splits, weights)
     found = axis.strategies.get(key)
     if found is None:
-        found = axis.strategies[key] = tuple(_enumerate(axis, step, earlier, splits))
+        found = axis.strategies[key] = tuple(_enumerate(axis, step, earlier, splits, weights))
     return found
 
 
-def _enumerate(axis: Axis, step: Step, earlier: Cuts, splits: tuple[tuple[Split, ...], ...]) -> list[Strategy]:
+def _enumerate(
+    axis: Axis, step: Step, earlier: Cuts, splits: tuple[tuple[Split, ...], ...], weights: bool
+) -> list[Strategy]:
     template = step.template
     count_in, count_out = len(step.inputs), len(step.outputs)
     pairs: dict[tuple[tuple[Placed, ...], tuple[Placed, ...]], float] = {
@@ -206,7 +218,7 @@ def _enumerate(axis: Axis, step: Step, earlier: Cuts, splits: tuple[tuple[Split,
             pairs.setdefault((tuple(inputs), tuple(outputs)), _share(axis, template, inputs, outputs, earlier))
     units = dict(step.units)
     for mapping in template.mappings:
-        for factor, outer, unit in _candidates(axis, mapping, units, splits, template, earlier):
+        for factor, outer, unit in _candidates(axis, mapping, units, splits, template, earlier, weights):
             pair = cut(mapping, factor, outer, unit)
             if pair not in pairs:
                 pairs[pair] = _share(axis, template, *pair, earlier)
@@ -232,8 +244,12 @@ def _candidates(
     splits: tuple[tuple[Split, ...], ...],
     template: Template,
     earlier: Cuts,
+    weights: bool,
 ) -> list[tuple[str, int, int]]:
-    """Factor intervals worth trying: those the inputs come cut at, and those that whole units allow."""
+    """Factor intervals worth trying: those the inputs come cut at, and those that whole units allow.
+
+    The latter only where a weight may be cut at will, or where the op cannot take its inputs' cuts as they come.
+    """
     found: list[tuple[str, int, int]] = []
     for position, cuts in enumerate(splits):
         for split in cuts:
@@ -242,6 +258,9 @@ def _candidates(
                 where = locate(mapping.inputs[position], mapping.sizes, split, axis.size, left)
                 if where is not None and where not in found:
                     found.append(where)
+    found = [entry for entry in found if entry[0] not in mapping.blocked]
+    if not weights and (found or not any(splits)):
+        return found
     taken = _cut_before(axis, mapping, earlier)
     for factor, size in mapping.sizes.items():
         if factor in mapping.blocked or size < 2:
@@ -249,7 +268,7 @@ def _candidates(
         for outer, unit in intervals(size, units.get(factor, ()), axis.size * taken.get(factor, 1)):
             if (factor, outer, unit) not in found:
                 found.append((factor, outer, unit))
-    return [entry for entry in found if entry[0] not in mapping.blocked]
+    return found
 
 
 def _cut_before(axis: Axis, mapping: Mapping, earlier: Cuts) -> dict[str, int]:
