@@ -46,14 +46,14 @@ class TimedStreamer(TextStreamer):
         if not self.silent:
             super().on_finalized_text(text, stream_end)
 
-    def seconds_to_second_token(self):
-        """The time of the first two tokens, in which the prompt's program and then the step's are compiled."""
-        return self.times[min(2, len(self.times) - 1)] - self.times[0]
-
-    def tokens_per_second(self):
-        """The speed after the second token, by the median of the times between tokens."""
+    def speed(self):
+        """Tokens per second by the median time between tokens; without the first two, which compile two programs."""
         gaps = [after - before for before, after in zip(self.times[2:], self.times[3:])]
-        return 1 / statistics.median(gaps) if gaps else float("nan")
+        return f"{1 / statistics.median(gaps):.1f} tokens/s" if gaps else "too few tokens to tell the speed"
+
+    def seconds_of_first_two(self):
+        """How long the first two tokens took: the program for the prompt, then the one for a step."""
+        return self.times[:3][-1] - self.times[0]
 
 
 def load():
@@ -92,8 +92,8 @@ def describe(compiled):
             shapes = [local_shape(item.shape, item.spec, plan.mesh_shape, (i,)) for i in range(*plan.mesh_shape)]
             name, placement = item.target.removeprefix("model.layers.0."), compiled.placements()[item.target][0]
             print(f"    {name:<32} {placement!r:<13} {' '.join(map(str, shapes))}")
-    collectives = compiled.passes()[-1].collectives
-    print("  collectives in a step:", ", ".join(f"{count} {name}" for name, count in sorted(collectives.items())))
+    collectives = sorted(compiled.passes()[-1].collectives.items())
+    print("  collectives in a step:", ", ".join(f"{count} {name}" for name, count in collectives) or "none")
 
 
 def run_on(devices, model, tokenizer, prompt, tokens, expected, dump):
@@ -105,9 +105,7 @@ def run_on(devices, model, tokenizer, prompt, tokens, expected, dump):
     answer, streamer = ask_compiled(compiled, tokenizer, prompt, tokens)
     same = torch.equal(answer, expected)
     print(f"  tokens equal to the plain model's: {'yes' if same else 'NO'}")
-    print(
-        f"  {streamer.tokens_per_second():.1f} tokens/s (the first two took {streamer.seconds_to_second_token():.1f} s)"
-    )
+    print(f"  {streamer.speed()} (the first two, with compiling, took {streamer.seconds_of_first_two():.1f} s)")
     describe(compiled)
     return same
 
@@ -138,7 +136,7 @@ def main():
     )
     print(f"Asking the plain model: {arguments.prompt}")
     expected, streamer = ask_eager(model, tokenizer, prompt, arguments.tokens)
-    print(f"  {streamer.tokens_per_second():.1f} tokens/s")
+    print(f"  {streamer.speed()}")
 
     same = [
         run_on(devices, model, tokenizer, prompt, arguments.tokens, expected, dump) for devices in arguments.devices
