@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from torch.fx import GraphModule
 
@@ -23,11 +25,13 @@ from dtorch.lower.emit import emit
 from dtorch.lower.lower import lower
 from dtorch.lower.schedule import schedule
 from dtorch.options import current, logger
-from dtorch.passes.base import Numerics, PassContext
+from dtorch.passes.base import Level, Numerics, PassContext
 from dtorch.passes.manager import PassManager, PassRecord
 from dtorch.passes.pipeline import PassPipeline
 from dtorch.sharding.propagate import Placement, propagate
 from dtorch.sharding.requests import Requests
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ def compile_program(traced: Traced, requests: Requests, settings: Settings) -> C
     stages.passes(local, "scheduled")
     plan = stages.timed(
         "emit",
-        "plan",
+        None,
         local,
         lambda: emit(local, traced.signature, placement, requests.mesh_shape, requests.axis_names),
         snapshot=False,
@@ -82,7 +86,7 @@ def compile_program(traced: Traced, requests: Requests, settings: Settings) -> C
     compiled = Compiled(
         traced, placement, plan, stages.snapshots, stages.records, time.perf_counter() - stages.started
     )
-    logger("placements").info("%s", lambda_text(lambda: placements_text(compiled)))
+    logger("placements").info("%s", _Lazily(lambda: placements_text(compiled)))
     return compiled
 
 
@@ -112,19 +116,23 @@ class _Stages:
         self.records.append(PassRecord(stage, level, numerics, 0, time_ms, count, count, _collectives(graph), 0))
         if snapshot:
             self.snapshots.append(take_snapshot(graph, stage, level))
-            logger("graph").info("%s\n%s", stage, lambda_text(self.snapshots[-1].text))
+            logger("graph").info("%s\n%s", stage, _Lazily(self.snapshots[-1].text))
 
-    def timed(self, stage: str, level: str, graph: GraphModule | None, work, snapshot: bool = True):  # noqa: ANN001, ANN201
+    def timed(
+        self, stage: str, level: Level | None, graph: GraphModule | None, work: Callable[[], T], snapshot: bool = True
+    ) -> T:
         """Run a stage, verify the graph it leaves, and note it."""
         began = time.perf_counter()
         result = work()
-        graph = graph if graph is not None else result
-        if self.context.options.verify and level != "plan":
+        if graph is None:
+            assert isinstance(result, GraphModule), f"stage {stage} made no graph"
+            graph = result
+        if self.context.options.verify and level is not None:
             verify(graph, level, self.context.signature, self.context.axis_sizes)
-        self.note(stage, level, graph, (time.perf_counter() - began) * 1e3, snapshot)
+        self.note(stage, level or "plan", graph, (time.perf_counter() - began) * 1e3, snapshot)
         return result
 
-    def passes(self, graph: GraphModule, level: str) -> None:
+    def passes(self, graph: GraphModule, level: Level) -> None:
         """Run the pipeline's passes of a level."""
         self.manager.run(graph, level)
 
@@ -146,10 +154,10 @@ def placements_text(compiled: Compiled) -> str:
     return "\n".join(lines)
 
 
-class lambda_text:  # noqa: N801  (reads like a function where it is used)
+class _Lazily:
     """Text that is made only if a log handler asks for it."""
 
-    def __init__(self, make) -> None:  # noqa: ANN001
+    def __init__(self, make: Callable[[], str]) -> None:
         self.make = make
 
     def __str__(self) -> str:

@@ -97,7 +97,7 @@ class _Folder:
         if operand.target is redistribute and not operand.users:
             self.forget(operand)
 
-    def forget(self, node: Any) -> None:
+    def forget(self, node: Node) -> None:
         """Erase a redistribute that nothing reads any more."""
         if self.made.get((node.args[0], node.args[2])) is node:
             del self.made[node.args[0], node.args[2]]
@@ -141,5 +141,5 @@ class _Folder:
             for axis, placed in enumerate(hop.before):
                 if axis != hop.axis and type(placed) is Split:
                     local /= shape[axis]
-            total += self.cost.convert(hop.source, hop.target, local, shape[hop.axis])
+            total += self.cost.convert(hop.before[hop.axis], hop.after[hop.axis], local, shape[hop.axis])
         return total

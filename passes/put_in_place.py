@@ -47,7 +47,8 @@ class PutInPlace(Pass):
                 continue
             base = node.args[0]
             owner = owners.get(base)
-            if owner is None or base in results or not _is_last_reader(node, base, order) or _reads_own_bytes(node, base):
+            free = owner is not None and base not in results and _is_last_reader(node, base, order)
+            if not free or _reads_own_bytes(node, base):
                 copied += tensor_bytes(node.meta["val"])
                 continue
             if not replace(node):

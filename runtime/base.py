@@ -48,7 +48,7 @@ class LoadedPlan(ABC):
 
     @abstractmethod
     def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """Run once. `inputs[i]` is the data of a RemoteValue placed as the plan's input i says, or what `place` gave."""
+        """Run once. `inputs[i]` is data placed as the plan's input i says: of a RemoteValue, or what `place` gave."""
 
 
 class Runtime(ABC):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from dtorch.torch_private import native_functions
 _WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 
 
-@lru_cache(maxsize=None)
+@cache
 def kernel(name: str) -> Callable[..., Any]:
     """The callable behind a kernel name. Raises PlanError for a name that this torch does not have."""
     if name == "getitem":

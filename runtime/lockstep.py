@@ -135,9 +135,8 @@ class _Writer:
         index = self._constant(tuple(coordinate[axis] for coordinate in self._coordinates(axes)))
         if not own:
             return f"v{instruction.result} = [{keep}(v{source.register}, i) for i in {index}]"
-        return (
-            f"v{instruction.result} = [{keep}(a, i) for a, i in zip({self._spread(source.register, own, axes)}, {index})]"
-        )
+        parts = self._spread(source.register, own, axes)
+        return f"v{instruction.result} = [{keep}(a, i) for a, i in zip({parts}, {index})]"
 
     # --- collectives ----------------------------------------------------------------------------------------------
 

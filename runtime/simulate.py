@@ -78,8 +78,9 @@ class SimulatedRuntime(Runtime):
             return data.detach()
         cut = tuple(placed if type(placed) is Split else Whole() for placed in spec)
         pending = [(axis, placed) for axis, placed in enumerate(spec) if type(placed) is Pending and axis in axes]
-        if len(axes) == 1 and type(spec[axes[0]]) is Split and spec[axes[0]].outer == 1:
-            return torch.cat([part.detach() for part in data], spec[axes[0]].dim)
+        first = spec[axes[0]]
+        if len(axes) == 1 and type(first) is Split and first.outer == 1:
+            return torch.cat([part.detach() for part in data], first.dim)
         full = torch.empty(shape, dtype=dtype, device=data[0].device)
         by_cut: dict[tuple[int, ...], list[torch.Tensor]] = {}
         for coordinate, part in zip(self._coordinates(axes), data):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dtorch.ir.layout import Pending, Placed, Split, Whole
+from dtorch.ir.layout import PENDING, Pending, Placed, Split, Whole
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class CostModel:
         if type(source) is Whole:
             if type(target) is Split:
                 return self.launch_s + copied / count * 0.1  # most are views
-            return self.launch_s + copied if target.op == "sum" else math.inf
+            return self.launch_s + copied if target == PENDING else math.inf
         if type(source) is Split:
             if type(target) is Whole:
                 return self.collective_s + moved + copied

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -198,7 +199,7 @@ def _decode(item: Any) -> Any:
 
 # --- values at a coordinate ---------------------------------------------------------------------------------------
 
-_ARITHMETIC = {
+_ARITHMETIC: dict[str, Callable[[int, int], int]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
@@ -213,7 +214,7 @@ def is_expression(item: Any) -> bool:
     return isinstance(item, (LocalSize, LocalBegin, Arithmetic))
 
 
-@lru_cache(maxsize=None)
+@cache
 def expression_axes(item: Any) -> frozenset[int]:
     """The mesh axes an integer expression depends on."""
     if isinstance(item, (LocalSize, LocalBegin)):

@@ -12,7 +12,7 @@ import torch
 from torch.fx import Node
 
 from dtorch.ir import ops
-from dtorch.ir.layout import WHOLE, Spec, Split
+from dtorch.ir.layout import WHOLE, Placed, Spec, Split
 from dtorch.lower.context import Integer, LocalBuilder
 from dtorch.sharding.redistribute import Hop
 from dtorch.torch_private import fake_tensor, functional_collectives
@@ -45,7 +45,9 @@ def _region(builder: LocalBuilder, shape: tuple[int, ...], axis: int, split: Spl
     """Measure the interval of `split` where `spec` places the other axes (and `split` itself on `axis`)."""
     size = shape[split.dim]
     parts = size // (split.outer * split.unit)
-    outer_spec, inner_spec, same = [], [], []
+    outer_spec: list[Placed] = []
+    inner_spec: list[Placed] = []
+    same: list[Placed] = []
     for other_axis, placed in enumerate(spec):
         outer_spec.append(WHOLE)
         inner_spec.append(WHOLE)
@@ -156,10 +158,11 @@ def _collective(builder: LocalBuilder, name: str, value: Node, first: Integer, *
 
 def _all_gather(builder: LocalBuilder, value: Node, shape: tuple[int, ...], hop: Hop) -> Node:
     count = builder.mesh_shape[hop.axis]
-    region = _region(builder, shape, hop.axis, hop.source, hop.before)
+    region = _region(builder, shape, hop.axis, hop.cut_before, hop.before)
     local = builder.shape(shape, hop.before)
     value, dim = _open(builder, value, local, region, region.mine)
-    value = _pad(builder, value, dim, _times(builder, region.mine, region.inner), _times(builder, region.piece, region.inner))
+    piece = _times(builder, region.piece, region.inner)
+    value = _pad(builder, value, dim, _times(builder, region.mine, region.inner), piece)
     sent = _opened_shape(builder, local, region, region.piece)
     value = _collective(
         builder, "all_gather_into_tensor", value, _times(builder, count, sent[0]), count, builder.axis_names[hop.axis]
@@ -179,12 +182,12 @@ def _opened_shape(builder: LocalBuilder, local: list[Integer], region: Region, h
 
 def _all_reduce(builder: LocalBuilder, value: Node, shape: tuple[int, ...], hop: Hop) -> Node:
     first = builder.shape(shape, hop.before)[0] if shape else 1
-    return _collective(builder, "all_reduce", value, first, hop.source.op, builder.axis_names[hop.axis])
+    return _collective(builder, "all_reduce", value, first, hop.reduction, builder.axis_names[hop.axis])
 
 
 def _reduce_scatter(builder: LocalBuilder, value: Node, shape: tuple[int, ...], hop: Hop) -> Node:
     count = builder.mesh_shape[hop.axis]
-    region = _region(builder, shape, hop.axis, hop.target, hop.after)
+    region = _region(builder, shape, hop.axis, hop.cut_after, hop.after)
     local = builder.shape(shape, hop.before)
     value, dim = _open(builder, value, local, region, region.parts)
     padded = _times(builder, count, region.piece, region.inner)
@@ -193,14 +196,14 @@ def _reduce_scatter(builder: LocalBuilder, value: Node, shape: tuple[int, ...], 
     sent = _opened_shape(builder, local, region, region.piece)
     value = _lead(builder, value, sent, dim, count, piece)
     value = _collective(
-        builder, "reduce_scatter_tensor", value, sent[0], hop.source.op, count, builder.axis_names[hop.axis]
+        builder, "reduce_scatter_tensor", value, sent[0], hop.reduction, count, builder.axis_names[hop.axis]
     )
     value = _trim(builder, value, dim, piece, _times(builder, region.mine, region.inner))
     return _close(builder, value, local, region, region.mine)
 
 
 def _slice(builder: LocalBuilder, value: Node, shape: tuple[int, ...], hop: Hop) -> Node:
-    region = _region(builder, shape, hop.axis, hop.target, hop.after)
+    region = _region(builder, shape, hop.axis, hop.cut_after, hop.after)
     local = builder.shape(shape, hop.before)
     value, dim = _open(builder, value, local, region, region.parts)
     start = _times(builder, region.begin, region.inner)
@@ -212,8 +215,8 @@ def _slice(builder: LocalBuilder, value: Node, shape: tuple[int, ...], hop: Hop)
 def _all_to_all(builder: LocalBuilder, value: Node, shape: tuple[int, ...], hop: Hop) -> Node:
     """Cut along another dim: every device sends each other one its chunk of the new dim."""
     count = builder.mesh_shape[hop.axis]
-    gathered = _region(builder, shape, hop.axis, hop.source, hop.before)
-    scattered = _region(builder, shape, hop.axis, hop.target, hop.after)
+    gathered = _region(builder, shape, hop.axis, hop.cut_before, hop.before)
+    scattered = _region(builder, shape, hop.axis, hop.cut_after, hop.after)
     local = builder.shape(shape, hop.before)
     # Work on (…, outer, parts · inner, …) for both dims; the later dim is opened first so positions stay valid.
     first, second = sorted((gathered, scattered), key=lambda region: -region.dim)

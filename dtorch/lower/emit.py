@@ -12,7 +12,6 @@ from torch.fx import GraphModule, Node
 
 from dtorch.errors import PlanError
 from dtorch.ir import ops
-from dtorch.ir.layout import Spec
 from dtorch.ir.plan import Arithmetic, Instruction, LocalBegin, LocalSize, Plan, PlanInput, PlanOutput, Ref
 from dtorch.ir.signature import Signature
 from dtorch.sharding.propagate import Placement
@@ -106,7 +105,7 @@ class _Emitter:
             if operand in self.register and operand not in results and reader.op == "call_function":
                 if operand.op == "call_function":
                     dying.setdefault(reader, []).append(self.register[operand])
-        made = []
+        made: list[Instruction] = []
         for node in self.nodes:
             if node.op != "call_function" or node in self.expressions:
                 continue

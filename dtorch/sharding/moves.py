@@ -30,6 +30,11 @@ class Free:
     bytes: int = 0
 
 
+def made_with(entry: At | Free) -> Placed:
+    """The placement a value was made with; the preferred one where it is still open."""
+    return entry.options[0] if isinstance(entry, Free) else entry[0]
+
+
 @dataclass(frozen=True)
 class Strategy:
     """One legal way to run an op on one axis: a placement for every tensor argument and result.
@@ -40,6 +45,11 @@ class Strategy:
     inputs: tuple[Placed | None, ...]
     outputs: tuple[Placed, ...]
     seconds: float
+
+    @property
+    def placed(self) -> tuple[Placed | None, ...]:
+        """Placements of all tensors, arguments first."""
+        return (*self.inputs, *self.outputs)
 
 
 @dataclass(frozen=True)
@@ -73,6 +83,12 @@ class Interned:
         self.entries: list[At | Free] = []
         self.only_pending: list[bool] = []
         self._numbers: dict[At | Free, int] = {}
+
+    def at(self, number: int) -> At:
+        """The placements of an entry that is not open."""
+        entry = self.entries[number]
+        assert not isinstance(entry, Free), "the placement of this value is still open"
+        return entry
 
     def number(self, entry: At | Free) -> int:
         """The number of an entry; equal entries have equal numbers."""
@@ -117,13 +133,16 @@ class Menu:
         return found
 
 
-def _weigh(axis: Axis, step: Step, earlier: Cuts, at: tuple[At | Free, ...], sizes: tuple[float, ...]) -> tuple[Move, ...]:
+def _weigh(
+    axis: Axis, step: Step, earlier: Cuts, at: tuple[At | Free, ...], sizes: tuple[float, ...]
+) -> tuple[Move, ...]:
+    """The best few moves of a step for inputs that are `at` these placements; `sizes`: their bytes on this axis."""
     result: list[Move] = []
     if not any(_starts_cut(entry) for entry in at):
         strategies: tuple[Strategy, ...] = (_all_whole(axis, step),)
     else:
         strategies = _strategies(axis, step, earlier, at)
-    pending = any(type(entry) is tuple and any(type(p) is Pending for p in entry) for entry in at)
+    pending = any(not isinstance(entry, Free) and any(type(p) is Pending for p in entry) for entry in at)
     for strategy in strategies:
         if not pending and any(type(p) is Pending for p in strategy.inputs) and not _needs_pending(strategy):
             continue
@@ -157,7 +176,7 @@ def _starts_cut(entry: At | Free) -> bool:
     Whole activations are not sliced just to save a little arithmetic: every such cut ends in a gather, and the many
     ways to do it would crowd better states out of the beam.
     """
-    if type(entry) is Free:
+    if isinstance(entry, Free):
         return entry.keep_s > 0.0
     return any(type(placed) is not Whole for placed in entry)
 
@@ -170,9 +189,9 @@ def _needs_pending(strategy: Strategy) -> bool:
 def _bring(axis: Axis, entry: At | Free, wanted: Placed | None, size: float) -> tuple[float, At]:
     """Cost of having a value placed as `wanted`, and the placements at hand afterwards."""
     if wanted is None:
-        return 0.0, (entry.options[0],) if type(entry) is Free else entry
-    if type(entry) is Free:
-        best = (math.inf, (wanted,))
+        return 0.0, (entry.options[0],) if isinstance(entry, Free) else entry
+    if isinstance(entry, Free):
+        best: tuple[float, At] = (math.inf, (wanted,))
         for rank, option in enumerate(entry.options):
             kept = entry.keep_s if type(option) is Whole else entry.keep_s / axis.size
             convert = axis.cost.convert(option, wanted, size, axis.size)
@@ -195,7 +214,7 @@ def _bring(axis: Axis, entry: At | Free, wanted: Placed | None, size: float) -> 
 
 def _strategies(axis: Axis, step: Step, earlier: Cuts, at: tuple[At | Free, ...]) -> tuple[Strategy, ...]:
     splits = tuple(
-        tuple(p for p in (entry.options if type(entry) is Free else entry) if type(p) is Split) for entry in at
+        tuple(p for p in (entry.options if isinstance(entry, Free) else entry) if type(p) is Split) for entry in at
     )
     weights = any(type(entry) is Free for entry in at)
     key = (id(step.template), step.units, earlier, splits, weights)
@@ -227,9 +246,9 @@ def _enumerate(
     ignored = template.mappings[0].ignored if template.mappings else ()
     result = []
     for (inputs, outputs), share in pairs.items():
-        inputs = tuple([None if place in ignored else placed for place, placed in enumerate(inputs)])
-        if all(_fits(axis, placed, cuts, shape) for placed, cuts, shape in _places(template, inputs, outputs, earlier)):
-            result.append(Strategy(inputs, outputs, _seconds(axis, template, inputs, outputs, share)))
+        wanted = tuple([None if place in ignored else placed for place, placed in enumerate(inputs)])
+        if all(_fits(placed, cuts, shape) for placed, cuts, shape in _places(template, wanted, outputs, earlier)):
+            result.append(Strategy(wanted, outputs, _seconds(axis, template, wanted, outputs, share)))
     return result
 
 
@@ -317,7 +336,7 @@ def parts_left(shape: tuple[int, ...], split: Split, cuts: tuple[Placed, ...], a
     return parts
 
 
-def _fits(axis: Axis, placed: Placed | None, cuts: tuple[Placed, ...], shape: tuple[int, ...]) -> bool:
+def _fits(placed: Placed | None, cuts: tuple[Placed, ...], shape: tuple[int, ...]) -> bool:
     """Whether a placement can stand beside those of the earlier axes on the same tensor."""
     if type(placed) is Pending:
         return all(type(other) is not Pending or is_reduction_pair(placed, other) for other in cuts)
@@ -327,7 +346,7 @@ def _fits(axis: Axis, placed: Placed | None, cuts: tuple[Placed, ...], shape: tu
         return False
     low, high = placed.unit, shape[placed.dim] // placed.outer
     for other in cuts:
-        if type(other) is Split and other.dim == placed.dim and (other.outer, other.unit) != (placed.outer, placed.unit):
+        if type(other) is Split and other.dim == placed.dim and other != placed:
             other_low, other_high = other.unit, shape[placed.dim] // other.outer
             if low < other_high and other_low < high:
                 return False

@@ -33,9 +33,9 @@ STYLES: dict[str, int] = {
 
 
 def user_asks(
-    given: Mapping[str, Any] | None, ranks: Mapping[str, int], mesh: DeviceMesh, what: str
+    given: Mapping[str, Any] | None, ranks: Mapping[str, int | None], mesh: DeviceMesh, what: str
 ) -> dict[tuple[str, int], Ask]:
-    """Asks from `{pattern: placements}`; `ranks` has the names there are and their number of dims."""
+    """Asks from `{pattern: placements}`; `ranks` has the names there are and their number of dims, None if unknown."""
     asks: dict[tuple[str, int], Ask] = {}
     unmatched = []
     for pattern, placements in (given or {}).items():
@@ -51,23 +51,24 @@ def user_asks(
             close = nearest(pattern, list(ranks), 3)
             shown.append(f"{pattern!r}" + (f" (nearest: {', '.join(close)})" if close else ""))
         raise PlacementError(
-            f"{what}: these patterns match nothing: {'; '.join(shown)}. Patterns are globs over qualified names, such as "
-            f"'model.layers.*.self_attn.q_proj.weight'; there are {len(ranks)} names, the first: {', '.join(list(ranks)[:3])}."
+            f"{what}: these patterns match nothing: {'; '.join(shown)}. Patterns are globs over qualified names, such "
+            f"as 'model.layers.*.self_attn.q_proj.weight'; there are {len(ranks)} names, the first: "
+            f"{', '.join(list(ranks)[:3])}."
         )
     return asks
 
 
-def _placed(placements: Any, mesh: DeviceMesh, rank: int, where: str) -> dict[int, Any]:
+def _placed(placements: Any, mesh: DeviceMesh, rank: int | None, where: str) -> dict[int, Any]:
     """Placed values by axis index; axes that a dict leaves out are not asked for."""
     try:
         spec = to_spec(normalize(placements, mesh, rank))
     except PlacementError as error:
         raise PlacementError(f"{where}: {error}") from None
-    axes = range(mesh.ndim)
-    if isinstance(placements, Mapping):
-        axes = [mesh.axis(name) for name in placements]
+    axes = [mesh.axis(name) for name in placements] if isinstance(placements, Mapping) else list(range(mesh.ndim))
     if any(type(spec[axis]) is Pending for axis in axes):
-        raise PlacementError(f"{where}: Partial cannot be asked of a value that is given whole. Use Shard or Replicate.")
+        raise PlacementError(
+            f"{where}: Partial cannot be asked of a value that is given whole. Use Shard or Replicate."
+        )
     return {axis: spec[axis] for axis in axes}
 
 

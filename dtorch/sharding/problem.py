@@ -169,7 +169,7 @@ def _make_template(node: Node, results: list[Any]) -> Template:
     kwargs = torch.fx.map_arg(node.kwargs, read)
     found, source = mappings_of(node.target, args, kwargs, made)
     alternatives = found if isinstance(found, Alternatives) else None
-    mappings = () if alternatives is not None else tuple(found)
+    mappings = () if isinstance(found, Alternatives) else tuple(found)
     return Template(
         op=node.target,
         mappings=mappings,

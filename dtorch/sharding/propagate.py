@@ -70,7 +70,7 @@ def _warn_without_rule(problem: Problem, choices: list[AxisChoice], requests: Re
     if all(size == 1 for size in requests.mesh_shape):
         return
     said: set[Any] = set()
-    for position, step in enumerate(problem.steps):
+    for step in problem.steps:
         if step.template.source != "replicate" or step.template.op in said:
             continue
         gathered = sum(

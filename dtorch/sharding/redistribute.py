@@ -1,6 +1,6 @@
 """From one placement to another: the sequence of single-axis steps, each one collective or one local operation.
 
-In: two Specs of one value. Out: `Move`s in order. Cuts of one interval by several axes nest (a later axis cuts
+In: two Specs of one value. Out: `Hop`s in order. Cuts of one interval by several axes nest (a later axis cuts
 what an earlier one left), so inner cuts are undone before outer ones change, and made again after.
 """
 
@@ -25,14 +25,25 @@ class Hop:
     after: Spec
 
     @property
-    def source(self) -> Placed:
-        """Placement on the axis before the step."""
-        return self.before[self.axis]
+    def cut_before(self) -> Split:
+        """The cut on the axis that the step undoes."""
+        placed = self.before[self.axis]
+        assert type(placed) is Split, f"{self.kind} starts from a cut, not from {placed}"
+        return placed
 
     @property
-    def target(self) -> Placed:
-        """Placement on the axis after the step."""
-        return self.after[self.axis]
+    def cut_after(self) -> Split:
+        """The cut on the axis that the step makes."""
+        placed = self.after[self.axis]
+        assert type(placed) is Split, f"{self.kind} ends in a cut, not in {placed}"
+        return placed
+
+    @property
+    def reduction(self) -> str:
+        """The reduction that the step finishes."""
+        placed = self.before[self.axis]
+        assert type(placed) is Pending, f"{self.kind} starts from a pending value, not from {placed}"
+        return placed.op
 
 
 def plan_hops(source: Spec, target: Spec) -> tuple[Hop, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping as Lookup
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dtorch.errors import PlacementError
 from dtorch.ir.cost import CostModel
 from dtorch.ir.layout import WHOLE, Placed, Split
 from dtorch.ir.signature import InputSpec, Signature
@@ -62,7 +63,7 @@ def given_on_axis(
             continue
         ask = requests.asks.get((name, axis))
         if ask is not None:
-            given[index] = _asked(value, ask, count, cost)
+            given[index] = _asked(value, ask, count, cost, spec.target)
         elif requests.axis_names[axis] in DATA_AXES:
             given[index] = _on_data_axis(value, spec, batch, count)
         elif spec.kind == "user":
@@ -81,10 +82,14 @@ def batch_size(signature: Signature) -> int | None:
     return None
 
 
-def _asked(value: Value, ask: Ask, count: int, cost: CostModel) -> At | Free:
+def _asked(value: Value, ask: Ask, count: int, cost: CostModel, name: str) -> At | Free:
     if type(ask.placed) is not Split or ask.exact:
         return (ask.placed,)
-    dim = ask.placed.dim
+    dim, rank = ask.placed.dim, len(value.shape)
+    if not -rank <= dim < rank:
+        legal = f"Legal: Shard(0) to Shard({rank - 1}), or Replicate()" if rank else "A scalar can only be Replicate()"
+        raise PlacementError(f"Shard({dim}) is asked for {name}, which has {rank} dimensions in this call. {legal}")
+    dim %= rank
     cuts = [Split(dim, outer, unit) for outer, unit in intervals(value.shape[dim], value.units[dim], count)]
     keep_s = value.size_bytes / cost.weight_bytes_per_s
     if ask.soft:

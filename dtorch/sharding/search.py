@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dtorch.ir.cost import CostModel
 from dtorch.ir.layout import PENDING, WHOLE, Pending, Placed, Split
-from dtorch.sharding.moves import At, Axis, Free, Interned, Menu, Move, Strategy
+from dtorch.sharding.moves import At, Axis, Free, Interned, Menu, Move, Strategy, made_with
 from dtorch.sharding.problem import Problem, Step
 
 BEAM_WIDTH = 6
@@ -111,7 +111,7 @@ class _Search:
         """The options of a step, shared by all steps like it."""
         cuts = tuple(
             tuple([WHOLE if p is None else p for p in placed])
-            for placed in zip(*[(*c.strategies[position].inputs, *c.strategies[position].outputs) for c in self.earlier])
+            for placed in zip(*[c.strategies[position].placed for c in self.earlier])
         ) or ((),) * (len(step.inputs) + len(step.outputs))
         key = (id(step.template), step.units, cuts)
         found = self._menus.get(key)
@@ -158,8 +158,8 @@ class _Search:
 
     def _joined(self, first: int, second: int) -> int:
         """A value that one step reads twice is at hand in what either reading made of it."""
-        entries = self.numbers.entries
-        return self.numbers.number(tuple(dict.fromkeys((*entries[first], *entries[second]))))
+        numbers = self.numbers
+        return numbers.number(tuple(dict.fromkeys((*numbers.at(first), *numbers.at(second)))))
 
     def _settle(self, number: int, value: int, where: dict[int, int], entries: list[int]) -> float:
         """Cost of handing a result out: reductions are finished, a state goes back to where it came from.
@@ -168,13 +168,12 @@ class _Search:
         is read by later steps instead; it costs memory on every device that it is kept whole on.
         """
         at = self.numbers.entries[number]
-        if type(at) is Free:
+        if isinstance(at, Free):
             return 0.0
         axis, size = self.axis, self.sizes[value]
         partner = self.tied.get(value)
         if partner is not None and partner in where:
-            home = self.numbers.entries[entries[where[partner]]]
-            home = home.options[0] if type(home) is Free else home[0]
+            home = made_with(self.numbers.entries[entries[where[partner]]])
             return min(axis.cost.convert(source, home, size, axis.size) for source in at)
         if value in self.problem.resident:
             made = at[0]
@@ -214,7 +213,7 @@ def _bytes_on_axis(problem: Problem, earlier: list[AxisChoice], sizes: tuple[int
 def _trace(problem: Problem, best: _State, given: dict[int, At | Free]) -> AxisChoice:
     placed: list[Placed] = [WHOLE] * len(problem.values)
     for value, entry in given.items():
-        placed[value] = entry.options[0] if type(entry) is Free else entry[0]
+        placed[value] = made_with(entry)
     path: list[Move] = []
     state: _State | None = best
     while state is not None and state.move is not None:

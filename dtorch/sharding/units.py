@@ -30,7 +30,8 @@ def mark_units(problem: Problem) -> None:
             break
     for step in steps:
         strides = _factor_strides(problem, step, step.template.mappings[0])
-        step.units = tuple(sorted((factor, tuple(sorted(marks, key=abs))) for factor, marks in strides.items() if marks))
+        found = ((factor, tuple(sorted(marks, key=abs))) for factor, marks in strides.items() if marks)
+        step.units = tuple(sorted(found))
 
 
 def _visit(problem: Problem, step: Step) -> bool:
