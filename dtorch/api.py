@@ -18,7 +18,7 @@ from dtorch.errors import InputError, MeshError, UnsupportedError, nearest
 from dtorch.mesh import DeviceMesh
 from dtorch.models.adapters import adapter_for
 from dtorch.options import current
-from dtorch.passes.base import Numerics
+from dtorch.passes.base import NUMERICS, Numerics
 from dtorch.passes.pipeline import PassPipeline
 from dtorch.runtime.simulate import SimulatedRuntime
 from dtorch.sharding.presets import style_asks, user_asks
@@ -84,7 +84,7 @@ def compile(  # noqa: A001  (the name users know from torch)
         InputError, PlacementError, WeightsError, MeshError: arguments that do not fit. CaptureError and
         ShardingError come at the first call, with the user's line.
     """
-    _check_arguments(model, mesh, mode, unknown)
+    _check_arguments(model, mesh, mode, numerics, unknown)
     if check:
         raise UnsupportedError("compile(check=True) is not there yet: compare with the model's own results for now.")
     if mesh.device_type != "cpu" and mesh.device_type != "cuda":
@@ -131,7 +131,7 @@ def compile(  # noqa: A001  (the name users know from torch)
     return compiled
 
 
-def _check_arguments(model: Any, mesh: Any, mode: str, unknown: dict[str, Any]) -> None:
+def _check_arguments(model: Any, mesh: Any, mode: str, numerics: Any, unknown: dict[str, Any]) -> None:
     for name in unknown:
         if name in _FOREIGN:
             raise InputError(f"compile has no argument {name!r}: use {_FOREIGN[name]}.")
@@ -149,6 +149,8 @@ def _check_arguments(model: Any, mesh: Any, mode: str, unknown: dict[str, Any]) 
         )
     if mode not in MODES:
         raise InputError(f"mode={mode!r} is not known; there is: {', '.join(MODES)}.")
+    if numerics is not None and numerics not in NUMERICS:
+        raise InputError(f"numerics={numerics!r} is not known; there is: {', '.join(NUMERICS)}.")
     active = [name for name, module in model.named_modules() if module.training and _has_dropout(module)]
     if active:
         raise InputError(
@@ -165,15 +167,16 @@ def _has_dropout(module: torch.nn.Module) -> bool:
 
 
 def _input_asks(module: torch.nn.Module, inputs: Mapping[str, Any] | None, mesh: DeviceMesh) -> dict:
-    """Asks for forward's arguments; ranks are known at the call, so the placements are checked there again."""
+    """Asks for forward's arguments; their ranks are known at the call, where the placements are checked again."""
     import inspect
 
     if not inputs:
         return {}
     parameters = inspect.signature(module.forward).parameters
-    names = {name: 64 for name, p in parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD}
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
-        names.update({name: 64 for name in inputs if name.isidentifier()})
+    free = inspect.Parameter.VAR_KEYWORD
+    names: dict[str, int | None] = {name: None for name, p in parameters.items() if p.kind is not free}
+    if any(p.kind is free for p in parameters.values()):
+        names.update({name: None for name in inputs if name.isidentifier()})
     return user_asks(inputs, names, mesh, "inputs")
 
 
