@@ -120,6 +120,7 @@ def compile(  # noqa: A001  (the name users know from torch)
             PassPipeline.of(passes),
             numerics or "reassociates",
             dump_directory=Path(folder) if folder is not None else None,
+            title=type(model).__name__,
         ),
         strict=strict,
         dump=Path(folder) if folder is not None else None,

@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 
 from dtorch.capture.traced import Traced
 from dtorch.ir.cost import CostModel
+from dtorch.ir.liveness import peak_bytes
 from dtorch.ir.plan import Plan
 from dtorch.ir.signature import Signature
 from dtorch.ir.snapshot import Snapshot, take_snapshot
@@ -24,7 +25,7 @@ from dtorch.ir.verify import verify
 from dtorch.lower.emit import emit
 from dtorch.lower.lower import lower
 from dtorch.lower.schedule import schedule
-from dtorch.options import current, logger
+from dtorch.options import current, logger, progress
 from dtorch.passes.base import Level, Numerics, PassContext
 from dtorch.passes.manager import PassManager, PassRecord
 from dtorch.passes.pipeline import PassPipeline
@@ -32,6 +33,7 @@ from dtorch.sharding.propagate import Placement, propagate
 from dtorch.sharding.requests import Requests
 
 T = TypeVar("T")
+STAGES = 5  # capture, propagate, lower, schedule, emit
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Settings:
     cost: CostModel = field(default_factory=CostModel)
     limit: int | None = None
     dump_directory: Path | None = None
+    title: str = "module"
 
 
 @dataclass
@@ -83,6 +86,7 @@ def compile_program(traced: Traced, requests: Requests, settings: Settings) -> C
         lambda: emit(local, traced.signature, placement, requests.mesh_shape, requests.axis_names),
         snapshot=False,
     )
+    stages.steps.close()
     compiled = Compiled(
         traced, placement, plan, stages.snapshots, stages.records, time.perf_counter() - stages.started
     )
@@ -97,6 +101,8 @@ class _Stages:
         self.started = time.perf_counter()
         self.snapshots: list[Snapshot] = []
         self.records: list[PassRecord] = []
+        self.steps = iter(progress(range(STAGES), STAGES, f"compiling {settings.title}"))
+        next(self.steps)
         context = PassContext(
             mesh_shape=requests.mesh_shape,
             axis_names=requests.axis_names,
@@ -113,7 +119,9 @@ class _Stages:
         """Record a stage that is no pass, and picture the graph after it."""
         count = len(graph.graph.nodes)
         numerics = "bitwise" if all(size == 1 for size in self.context.mesh_shape) else "reassociates"
-        self.records.append(PassRecord(stage, level, numerics, 0, time_ms, count, count, _collectives(graph), 0))
+        peak = peak_bytes(graph.graph)
+        self.records.append(PassRecord(stage, level, numerics, 0, time_ms, count, count, _collectives(graph), peak))
+        next(self.steps, None)
         if snapshot:
             self.snapshots.append(take_snapshot(graph, stage, level))
             logger("graph").info("%s\n%s", stage, _Lazily(self.snapshots[-1].text))

@@ -15,6 +15,7 @@ from dtorch.capture.symbol import make, tensor_meta
 from dtorch.compiler import Compiled
 from dtorch.ir.layout import Whole
 from dtorch.ir.plan import PlanOutput
+from dtorch.options import progress
 from dtorch.runtime.base import RemoteValue, Runtime
 from dtorch.weights import WeightStore
 
@@ -95,7 +96,8 @@ class Program:
 
     def _inputs(self, flat: Flat) -> list[Any]:
         if self._weights_version != self.weights.version:
-            for position, target, spec in self._weights:
+            unplaced = [item for item in self._weights if self.weights.spec(item[1]) is None]
+            for position, target, spec in progress(self._weights, desc="placing weights") if unplaced else self._weights:
                 self._fixed[position] = self.weights.data(target, spec)
             self._weights_version = self.weights.version
         inputs = list(self._fixed)
