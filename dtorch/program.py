@@ -50,6 +50,9 @@ class Program:
         self._targets = {item.name: item for item in plan.inputs}
         self._results = [(index, item) for index, item in enumerate(plan.outputs) if item.mutates is None]
         self._mutations = [(index, item) for index, item in enumerate(plan.outputs) if item.mutates is not None]
+        self._changes_weights = any(
+            self._targets[item.mutates or ""].kind in ("weight", "buffer") for _, item in self._mutations
+        )
         self._stays = state_results(self.structure)
         self._copied = [item.aliases is not None and self._is_owned(item) for _, item in self._results]
 
@@ -78,7 +81,13 @@ class Program:
         return self.runtime.gather(outputs[0], item.shape, item.dtype, item.spec)
 
     def run(self, flat: Flat) -> Any:
-        """Run and write new values back; the plan's outputs."""
+        """Run and write new values back; the plan's outputs. Threads whose calls change buffers take turns."""
+        if not self._changes_weights:
+            return self._run(flat)
+        with self.weights.lock:
+            return self._run(flat)
+
+    def _run(self, flat: Flat) -> Any:
         outputs = self.loaded.run(self._inputs(flat))
         for index, item in self._mutations:
             target = self._targets[item.mutates or ""]

@@ -7,6 +7,7 @@ gone. Tied names share one entry.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +43,7 @@ class WeightStore:
         self.order = order  # the model's own state_dict keys
         self.by_name = {name: entry for entry in entries for name in entry.names}
         self.version = 0
+        self.lock = threading.RLock()  # held while tensors are placed or changed
 
     # --- for plans ------------------------------------------------------------------------------------------------
 
@@ -53,13 +55,14 @@ class WeightStore:
     def data(self, name: str, spec: Spec) -> Any:
         """A tensor's data placed as `spec`; places it if it is not on the devices yet."""
         entry = self.by_name[name]
-        if entry.remote is None:
-            entry.remote = self._place(entry, spec)
-            entry.host = None
-        elif entry.remote.spec != spec:
-            entry.remote = self.runtime.put(_with_grad(entry.remote.fetch(), entry), spec, copy=False)
-            self.version += 1
-        return entry.remote.data
+        with self.lock:
+            if entry.remote is None:
+                entry.remote = self._place(entry, spec)
+                entry.host = None
+            elif entry.remote.spec != spec:
+                entry.remote = self.runtime.put(_with_grad(entry.remote.fetch(), entry), spec, copy=False)
+                self.version += 1
+            return entry.remote.data
 
     def set_data(self, name: str, data: Any) -> None:
         """Take the new data that a plan computed for a buffer; same shape, dtype and placement as before."""
@@ -103,14 +106,16 @@ class WeightStore:
     def update(self, name: str, tensor: torch.Tensor) -> None:
         """Replace one tensor. Raises WeightsError for an unknown name or another shape; the dtype is kept."""
         self._check({name: tensor}, complete=False, known=True)
-        self._write(name, tensor)
+        with self.lock:
+            self._write(name, tensor)
 
     def load(self, tensors: Mapping[str, torch.Tensor], strict: bool = True) -> tuple[list[str], list[str]]:
         """Replace all tensors; gives (missing, unexpected) keys. Nothing is changed when something does not fit."""
         missing, unexpected = self._check(tensors, complete=strict, known=strict)
-        for name, tensor in tensors.items():
-            if name in self.by_name:
-                self._write(name, tensor)
+        with self.lock:
+            for name, tensor in tensors.items():
+                if name in self.by_name:
+                    self._write(name, tensor)
         return missing, unexpected
 
     def _write(self, name: str, tensor: torch.Tensor) -> None:
