@@ -147,7 +147,7 @@ class _Forward:
 
     def _alias(self, symbol: Tensor) -> str | None:
         owner = symbol.root if symbol.root is not None else symbol
-        if owner.origin is None or owner.origin.kind == "constant":
+        if owner.origin is None:
             return None
         return self.recorder.placeholders[id(owner)].name
 

@@ -40,12 +40,12 @@ def tensors_in(result: Any, path: str = "") -> dict[str, torch.Tensor]:
 
 
 def classes_in(result: Any) -> Any:
-    """The classes of a result and of what it holds, keys included."""
+    """The classes of a result and of what it holds, keys included; a parameter comes out as a tensor."""
     if isinstance(result, dict):
         return type(result), [(key, classes_in(child)) for key, child in result.items()]
     if isinstance(result, (tuple, list)):
         return type(result), [classes_in(child) for child in result]
-    return type(result)
+    return torch.Tensor if isinstance(result, torch.nn.Parameter) else type(result)
 
 
 def assert_same_bits(result: Any, expected: Any) -> None:

@@ -212,6 +212,37 @@ def test_changing_a_result_never_changes_weights(shape: tuple[int, ...]) -> None
             each.detach().fill_(7)
 
 
+def gives_weights_in_disguise(self: Any, x: torch.Tensor) -> Any:
+    w = self.linear.weight
+    whole = w.t(), w.reshape(-1), w.to(x.dtype), w.contiguous(), w.expand(2, 4, 4), w.detach(), w[None], w.data
+    return whole, {"pieces": [w[0], *w.split(2), w.diagonal(), self.linear.bias[:]]}
+
+
+@every_mesh
+def test_no_view_of_a_weight_leads_back_to_it(shape: tuple[int, ...]) -> None:
+    model, compiled = alongside(gives_weights_in_disguise, shape)
+    for _ in range(2):
+        whole, rest = compiled(UP)
+        assert_near((whole, rest), eager(model, UP))
+        for each in (*whole, *rest["pieces"]):
+            each.detach().zero_()
+    assert torch.equal(compiled.state_dict()["linear.weight"], model.linear.weight)
+
+
+def gives_constants(self: Any, x: torch.Tensor) -> Any:
+    return torch.tensor([1.0, 2.0]), torch.arange(3), torch.zeros(2), torch.full((), 4), x * torch.tensor(2.0)
+
+
+@every_mesh
+def test_constants_are_new_at_each_call(shape: tuple[int, ...]) -> None:
+    model, compiled = alongside(gives_constants, shape)
+    for _ in range(2):
+        result = compiled(UP)
+        assert_near(result, eager(model, UP))
+        for each in result:
+            each.zero_()
+
+
 @every_mesh
 def test_results_that_are_the_input_have_its_values(shape: tuple[int, ...]) -> None:
     model, compiled = alongside(gives_its_input, shape)
