@@ -64,12 +64,17 @@ class Compiled:
     seconds: float
 
 
-def compile_program(traced: Traced, requests: Requests, settings: Settings) -> Compiled:
-    """Run every stage after capture on one program. The traced graph is consumed: it becomes the global graph."""
+def compile_program(
+    traced: Traced, requests: Requests, settings: Settings, placement: Placement | None = None
+) -> Compiled:
+    """Run every stage after capture on one program. The traced graph is consumed: it becomes the global graph.
+
+    `placement`: that of a graph which is placed already (recorded eager code); then nothing is chosen here.
+    """
     stages = _Stages(traced.signature, requests, settings)
     graph = traced.graph
     stages.note("capture", "global", graph, 0)
-    placement = stages.timed(
+    found = placement or stages.timed(
         "propagate", "global", graph, lambda: propagate(graph, traced.signature, requests, settings.cost)
     )
     stages.passes(graph, "global")
@@ -83,12 +88,12 @@ def compile_program(traced: Traced, requests: Requests, settings: Settings) -> C
         "emit",
         None,
         local,
-        lambda: emit(local, traced.signature, placement, requests.mesh_shape, requests.axis_names),
+        lambda: emit(local, traced.signature, found, requests.mesh_shape, requests.axis_names),
         snapshot=False,
     )
     stages.steps.close()
     compiled = Compiled(
-        traced, placement, plan, stages.snapshots, stages.records, time.perf_counter() - stages.started
+        traced, found, plan, stages.snapshots, stages.records, time.perf_counter() - stages.started
     )
     logger("placements").info("%s", _Lazily(lambda: placements_text(compiled)))
     return compiled

@@ -13,7 +13,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from dtorch import torch_private
-from dtorch.capture.reads import host_value
 from dtorch.capture.record import Recorder, Scan
 from dtorch.capture.symbol import GETTERS, Tensor
 from dtorch.errors import CaptureError
@@ -75,7 +74,7 @@ def dispatch(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
 def _symbols_to_numbers(recorder: Recorder, item: Any, what: str) -> Any:
     """Nested arguments with every captured integer scalar replaced by its value."""
     if isinstance(item, Tensor) and item.dim() == 0 and not item.is_floating_point() and not item.is_complex():
-        return host_value(recorder, item, what).item()
+        return recorder.host_value(item, what).item()
     if type(item) in (list, tuple):
         return type(item)(_symbols_to_numbers(recorder, child, what) for child in item)
     if type(item) is slice:
@@ -97,7 +96,7 @@ def _on_host(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any])
     scan = Scan(args, kwargs)
     from dtorch.capture.expand import fill
 
-    values = [host_value(recorder, each, what) if isinstance(each, Tensor) else each for each in scan.tensors]
+    values = [recorder.host_value(each, what) if isinstance(each, Tensor) else each for each in scan.tensors]
     with torch.no_grad():
         result = func(*fill(scan.args, values), **fill(scan.kwargs, values))
     flat, spec = torch_private.tree_flatten(result)
@@ -109,7 +108,7 @@ def _constant(recorder: Recorder, value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     symbol = recorder.lift(value)
-    recorder.known[recorder.value(symbol)] = value
+    recorder.known_value(symbol, value)
     return symbol
 
 
@@ -120,14 +119,14 @@ def _reading(what: str, convert: Callable[..., Any]) -> Special:
     def read(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         if not isinstance(args[0], Tensor):
             return _NOT_SPECIAL
-        return convert(host_value(recorder, args[0], what), *args[1:], **kwargs)
+        return convert(recorder.host_value(args[0], what), *args[1:], **kwargs)
 
     return read
 
 
 def _contains(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     found = recorder.call(torch.any, (intercepted(recorder, torch.eq, args, kwargs),), {})
-    return bool(host_value(recorder, found, "in"))
+    return bool(recorder.host_value(found, "in"))
 
 
 def _iterate(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -144,7 +143,7 @@ def _iterate(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any])
 def _mask_value(recorder: Recorder, mask: torch.Tensor, what: str) -> torch.Tensor:
     if mask.dtype is not torch.bool:
         mask = intercepted(recorder, torch.ne, (mask, 0), {})
-    return host_value(recorder, mask, what) if isinstance(mask, Tensor) else mask
+    return recorder.host_value(mask, what) if isinstance(mask, Tensor) else mask
 
 
 def _positions(recorder: Recorder, mask: torch.Tensor, what: str) -> tuple[Any, ...]:
@@ -189,7 +188,7 @@ def _getitem(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any])
         if _is_mask(item) and item.dim() > 0:
             found.extend(_positions(recorder, item, "indexing by a mask"))
         elif isinstance(item, Tensor) and item.dtype is torch.bool:
-            found.append(bool(host_value(recorder, item, "indexing by a mask")))
+            found.append(bool(recorder.host_value(item, "indexing by a mask")))
         else:
             found.append(item)
     return intercepted(recorder, func, (tensor, tuple(found)), kwargs)

@@ -44,20 +44,20 @@ def derive_again(recorder: Recorder, view: Tensor) -> None:
     step: ViewStep = view.step
     inputs = [recorder.value(symbol) for symbol in step.symbols]
     node = recorder.inline(step.called.expand(), inputs)[_new_position(step)]
-    view.node = with_strides(recorder, node, view.meta)
+    view.node = recorder.settled(view, with_strides(recorder, node, view.meta))
     view.seen = view.root.version  # type: ignore[union-attr]
 
 
 def write(recorder: Recorder, symbol: Tensor, node: torch.fx.Node) -> None:
     """Make `node` the symbol's value, and write it through to every base up to the root."""
     chain = [symbol]
-    symbol.node = node
+    symbol.node = recorder.settled(symbol, node)
     view = symbol
     while view.base is not None:
         base, step = view.base, view.step
         inputs = [recorder.value(other) for other in step.symbols]
         scatter = step.called.scatter(step.position, meta_of(view.node.meta["val"]))
-        base.node = recorder.inline(scatter, [*inputs, view.node])[0]
+        base.node = recorder.settled(base, recorder.inline(scatter, [*inputs, view.node])[0])
         view = base
         chain.append(view)
     root = view

@@ -146,6 +146,20 @@ class Recorder:
             values.append(self.emit(step.target, fill(step.args, values), fill(step.kwargs, values), step.val))
         return [values[output.index] for output in expansion.outputs]
 
+    def settled(self, symbol: Tensor, node: Any) -> Any:
+        """The node of a value that is written into a symbol (or derived again for a view), as the symbol holds it."""
+        return node
+
+    def host_value(self, symbol: Tensor, what: str) -> torch.Tensor:
+        """The symbol's value as a host tensor; `what` names the Python operation in messages."""
+        from dtorch.capture.reads import host_value
+
+        return host_value(self, symbol, what)
+
+    def known_value(self, symbol: Tensor, value: torch.Tensor) -> None:
+        """Note the value of a constant, so that reading it later asks nobody."""
+        self.known[self.value(symbol)] = value
+
     # --- calls --------------------------------------------------------------------------------------------------
 
     def ambient(self) -> tuple:

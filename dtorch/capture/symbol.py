@@ -83,7 +83,8 @@ class Tensor(torch.Tensor):
     # Where the value comes from. `node`: the fx node that computes it, None before the first use of an input.
     # A view has `base` (the symbol it was taken from), `step` (how) and `root` (the base of bases); it is stale
     # when `seen` is not the root's `version`.
-    __slots__ = ("meta", "recorder", "node", "base", "step", "root", "version", "seen", "origin")
+    # Of eager tensors, `remote` is the value on the devices and `spec` its placement; both None in a captured module.
+    __slots__ = ("meta", "recorder", "node", "base", "step", "root", "version", "seen", "origin", "spec", "remote")
 
     meta: TensorMeta
     recorder: Recorder | None
@@ -94,6 +95,8 @@ class Tensor(torch.Tensor):
     version: int
     seen: int
     origin: Any
+    spec: Any
+    remote: Any
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -212,7 +215,7 @@ def make(meta: TensorMeta, recorder: Recorder | None, node: Any = None, requires
     """A new symbol that is no view."""
     symbol = torch_private.make_symbol(Tensor, meta.base, requires_grad)
     symbol.meta, symbol.recorder, symbol.node = meta, recorder, node
-    symbol.base = symbol.step = symbol.root = symbol.origin = None
+    symbol.base = symbol.step = symbol.root = symbol.origin = symbol.spec = symbol.remote = None
     symbol.version = symbol.seen = 0
     return symbol
 

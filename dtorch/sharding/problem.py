@@ -71,6 +71,7 @@ class Problem:
     outputs: tuple[int | None, ...]
     of_node: dict[Node, tuple[int, ...]]
     resident: frozenset[int] = frozenset()  # results that stay on the devices, such as a new cache
+    open_results: bool = False  # results are left as they come: they cost nothing to hand out
 
 
 _TEMPLATES: dict[Any, Template] = {}

@@ -19,6 +19,7 @@ from dtorch.ir import ops
 from dtorch.ir.cost import CostModel
 from dtorch.ir.layout import WHOLE, Pending, Spec, Whole
 from dtorch.ir.signature import Signature
+from dtorch.sharding.moves import At, Free
 from dtorch.sharding.problem import Problem, read_problem
 from dtorch.sharding.requests import Requests, given_on_axis
 from dtorch.sharding.search import AxisChoice, choose
@@ -53,6 +54,25 @@ def propagate(
         choices.append(choose(problem, given, choices, requests.mesh_shape[:axis], size, cost, tied))
     _warn_without_rule(problem, choices, requests)
     return _write(graph, problem, choices, requests.mesh_shape, cost, tied)
+
+
+def place_openly(graph: GraphModule, inputs: dict[str, Spec], mesh_shape: tuple[int, ...]) -> tuple[Spec, ...]:
+    """Place a small graph whose inputs are where they are, and leave its results as they come (Pending too).
+
+    For eager code, op by op. Writes specs and redistributes into `graph`; gives the results' specs, in order.
+    """
+    cost = CostModel()
+    problem = read_problem(graph, Signature((), ()))
+    problem.open_results = True
+    choices: list[AxisChoice] = []
+    for axis, size in enumerate(mesh_shape):
+        given: dict[int, At | Free] = {index: (inputs[name][axis],) for name, index in problem.inputs.items()}
+        choices.append(choose(problem, given, choices, mesh_shape[:axis], size, cost, {}))
+    specs = list(zip(*[choice.placed for choice in choices]))
+    _write_specs(problem, specs)
+    writer = _Writer(graph, problem, specs, mesh_shape, cost)
+    _rewire_all(writer, problem, choices, specs)
+    return tuple(specs[index] for index in problem.outputs if index is not None)
 
 
 def _tied(problem: Problem, signature: Signature) -> dict[int, int]:
@@ -99,19 +119,8 @@ def _write(
 ) -> Placement:
     specs: list[Spec] = list(zip(*[choice.placed for choice in choices])) if choices else []
     writer = _Writer(graph, problem, specs, mesh_shape, cost)
-    for node, values in problem.of_node.items():
-        if node.op in ("placeholder", "get_attr") or node.target is operator.getitem:
-            node.meta["spec"] = specs[values[0]]
-        else:
-            many = isinstance(node.meta["val"], (list, tuple))
-            node.meta["spec"] = tuple(specs[value] for value in values) if many else specs[values[0]]
-    for position, step in enumerate(problem.steps):
-        wanted = [
-            tuple([made if placed is None else placed for placed, made in zip(column, specs[value])])
-            for value, column in zip(step.inputs, zip(*[choice.strategies[position].inputs for choice in choices]))
-        ]
-        if any(specs[value] != spec for value, spec in zip(step.inputs, wanted)):
-            writer.rewire(step.node, step.inputs, wanted)
+    _write_specs(problem, specs)
+    _rewire_all(writer, problem, choices, specs)
     output = next(node for node in reversed(graph.graph.nodes) if node.op == "output")
     out_specs: list[Spec | None] = []
     results = list(output.args[0])
@@ -129,6 +138,26 @@ def _write(
     output.args = (tuple(results),)
     inputs = {name: specs[index] for name, index in problem.inputs.items()}
     return Placement(inputs, tuple(out_specs), tuple(choice.seconds for choice in choices))
+
+
+def _write_specs(problem: Problem, specs: list[Spec]) -> None:
+    for node, values in problem.of_node.items():
+        if node.op in ("placeholder", "get_attr") or node.target is operator.getitem:
+            node.meta["spec"] = specs[values[0]]
+        else:
+            many = isinstance(node.meta["val"], (list, tuple))
+            node.meta["spec"] = tuple(specs[value] for value in values) if many else specs[values[0]]
+
+
+def _rewire_all(writer: _Writer, problem: Problem, choices: list[AxisChoice], specs: list[Spec]) -> None:
+    """Put redistributes in front of every step that wants an input placed otherwise than it was made."""
+    for position, step in enumerate(problem.steps):
+        wanted = [
+            tuple([made if placed is None else placed for placed, made in zip(column, specs[value])])
+            for value, column in zip(step.inputs, zip(*[choice.strategies[position].inputs for choice in choices]))
+        ]
+        if any(specs[value] != spec for value, spec in zip(step.inputs, wanted)):
+            writer.rewire(step.node, step.inputs, wanted)
 
 
 class _Writer:

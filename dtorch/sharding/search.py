@@ -104,6 +104,8 @@ class _Search:
         self.numbers = Interned()
         self.sizes = _bytes_on_axis(problem, earlier, axis.earlier)
         self.last_use, self.results = _last_uses(problem, tied)
+        if problem.open_results:
+            self.results = set()
         self.debts = [axis.cost.convert(PENDING, WHOLE, size, axis.size) for size in self.sizes]
         self._menus: dict[tuple, Menu] = {}
 

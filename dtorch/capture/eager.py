@@ -1,0 +1,363 @@
+"""The recorder of eager code: calls on distributed tensors walk a trie, so that what was recorded before costs a lookup.
+
+In: torch functions on symbols that have values on a mesh's devices (`remote`) or will have (`node`, a `Slot` of the
+pending trace). Out: new symbols at once, with final shape and placements; `flush` hands the pending trace on as a
+`Trace`. A state of the trie stands for a whole trace so far: equal traces reach the same state, and plans hang off it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from dtorch import torch_private
+from dtorch.capture import mutation
+from dtorch.capture.expand import Expansion, Operation, Step, fill, name_of, ref
+from dtorch.capture.place import PlacedStep, place_expansion
+from dtorch.capture.record import Recorder
+from dtorch.capture.symbol import Tensor, TensorMeta, make, meta_of
+from dtorch.capture.where import here
+from dtorch.errors import CaptureError, ShardingError
+from dtorch.ir.layout import WHOLE, Spec
+
+SEGMENT_OPS = 1024  # a trace is handed on after so many steps, so that devices start while the client still records
+TRIE_STATES = 200_000  # all traces are forgotten beyond this: programs that never repeat must not grow without bound
+
+
+class Slot:
+    """A value of the pending trace: stands where an fx node stands in the capture of a module."""
+
+    __slots__ = ("index", "meta", "spec", "name")
+
+    def __init__(self, index: int, val: Any, spec: Spec) -> None:
+        self.index, self.spec = index, spec
+        self.meta = {"val": val}
+        self.name = f"v{index}"
+
+
+@dataclass(frozen=True)
+class Entered:
+    """A step of a trace that brings in a value from the devices."""
+
+    meta: TensorMeta
+    spec: Spec
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A step of a trace that places a value otherwise."""
+
+    source: int
+    meta: TensorMeta
+    before: Spec
+    after: Spec
+
+
+@dataclass(frozen=True)
+class Called:
+    """A step of a trace that computes: a placed expansion on slots. `where`: the line that recorded it first."""
+
+    placed: PlacedStep
+    inputs: tuple[int, ...]
+    where: str
+
+
+class State:
+    """A node of the trie: everything recorded since the last flush, in order."""
+
+    __slots__ = ("next", "parent", "entry", "outputs", "count", "plans", "keep")
+
+    def __init__(self, parent: State | None, entry: Any, outputs: tuple[Slot, ...], count: int, keep: Any) -> None:
+        self.next: dict[Any, State] = {}
+        self.parent, self.entry, self.outputs, self.count = parent, entry, outputs, count
+        self.plans: dict[tuple[int, ...], Any] = {}
+        self.keep = keep  # what the key in the parent refers to by id
+
+    def path(self) -> list[State]:
+        """The states from the first step to this one."""
+        found = []
+        state: State | None = self
+        while state is not None and state.parent is not None:
+            found.append(state)
+            state = state.parent
+        return found[::-1]
+
+
+@dataclass
+class Trace:
+    """A pending trace that was handed on: its state, the values it starts from, and the slots that are wanted."""
+
+    state: State
+    inputs: list[Any]
+    wanted: tuple[int, ...]
+    results: list[Any] = field(default_factory=list)
+
+
+class Home(Protocol):
+    """What a recorder asks of the graph that owns it."""
+
+    mesh_shape: tuple[int, ...]
+    mesh_text: str
+
+    def put(self, tensor: torch.Tensor, spec: Spec) -> Any:
+        """Place a host tensor; a remote value."""
+
+    def submit(self, trace: Trace, metas: Sequence[tuple[TensorMeta, Spec]]) -> list[Any]:
+        """Take a trace; remote values for the wanted slots, perhaps not there yet."""
+
+    def fetch(self, remote: Any) -> torch.Tensor:
+        """A remote value on the host, waited for."""
+
+    def explicit(self) -> bool:
+        """Whether inputs must come placed as ops want them."""
+
+
+class EagerRecorder(Recorder):
+    """Records eager code on one mesh of one graph."""
+
+    def __init__(self, home: Home, device_type: str) -> None:
+        super().__init__(None, device_type)
+        self.home = home
+        self.mesh_shape = home.mesh_shape
+        self.device = torch.device(device_type)
+        self.root = State(None, None, (), 0, None)
+        self.states = 1
+        self.misses = self.hits = 0
+        self._plain: dict[int, tuple[Any, int, Tensor]] = {}
+        self._emitted: dict[Any, Expansion] = {}
+        self._ambient: tuple = ()
+        self._start()
+
+    def _start(self) -> None:
+        if self.states > TRIE_STATES:
+            self.root, self.states = State(None, None, (), 0, None), 1
+        self.state = self.root
+        self.entered: list[Any] = []
+        self.touched: list[weakref.ref[Tensor]] = []
+        self.steps = 0
+
+    # --- values ---------------------------------------------------------------------------------------------------
+
+    def value(self, symbol: Tensor) -> Any:
+        """The slot with the symbol's value as of now."""
+        if symbol.recorder is not self:
+            raise ShardingError(self._foreign(symbol))
+        if symbol.root is not None and symbol.seen != symbol.root.version:
+            mutation.derive_again(self, symbol)
+            self.hold(symbol)
+        if symbol.node is None:
+            symbol.node = self._enter(symbol)
+            self.hold(symbol)
+        return symbol.node
+
+    def _foreign(self, symbol: Tensor) -> str:
+        other = symbol.recorder
+        if not isinstance(other, EagerRecorder):
+            return f"{self.line()}: {symbol!r} has no value here: it belongs to a captured model."
+        return (
+            f"{self.line()}: tensors on {self.home.mesh_text} and on {other.home.mesh_text} meet in one operation. Bring "
+            "them to one mesh first: x.redistribute(device_mesh=..., placements=...)."
+        )
+
+    def hold(self, symbol: Tensor) -> None:
+        """Remember a symbol whose value is pending, to give it its remote value at the next flush."""
+        self.touched.append(weakref.ref(symbol))
+
+    def _enter(self, symbol: Tensor) -> Slot:
+        if symbol.remote is None:
+            raise CaptureError(f"{self.line()}: {symbol!r} has no value.")
+        key = ("in", symbol.meta, symbol.spec)
+        state = self.state.next.get(key)
+        if state is None:
+            state = self._grow(key, Entered(symbol.meta, symbol.spec), [(symbol.meta.val(), symbol.spec)], symbol.meta)
+        self.state = state
+        self.entered.append(symbol.remote)
+        return state.outputs[0]
+
+    def _grow(self, key: Any, entry: Any, outputs: Sequence[tuple[Any, Spec]], keep: Any) -> State:
+        before = self.state
+        slots = tuple(Slot(before.count + i, val, spec) for i, (val, spec) in enumerate(outputs))
+        state = before.next[key] = State(before, entry, slots, before.count + len(slots), keep)
+        self.states += 1
+        return state
+
+    def symbol(self, meta: TensorMeta, spec: Spec, remote: Any, requires_grad: bool = False) -> Tensor:
+        """A new symbol with a value on the devices."""
+        made = make(meta, self, requires_grad=requires_grad)
+        made.spec, made.remote = spec, remote
+        return made
+
+    def lift(self, tensor: torch.Tensor) -> Tensor:
+        """A plain tensor as a replicated value: once for each object and state of it."""
+        if isinstance(tensor, Tensor):
+            return tensor
+        entry = self._plain.get(id(tensor))
+        version = torch_private.version_of(tensor)
+        if entry is not None and entry[0]() is tensor and entry[1] == version:
+            return entry[2]
+        spec = (WHOLE,) * len(self.mesh_shape)
+        symbol = self.symbol(meta_of(tensor, self.device), spec, self.home.put(tensor.detach(), spec))
+        if len(self._plain) > 1024:
+            self._plain = {key: held for key, held in self._plain.items() if held[0]() is not None}
+        self._plain[id(tensor)] = (weakref.ref(tensor), version, symbol)
+        return symbol
+
+    # --- steps ----------------------------------------------------------------------------------------------------
+
+    def inline(self, expansion: Expansion, inputs: Sequence[Any]) -> list[Any]:
+        """Walk on by an operation's expansion; its output slots."""
+        slots = list(inputs)
+        for constant in expansion.constants:
+            slots.append(self.value(self.lift(constant)))
+        key = (id(expansion), *[slot.index for slot in slots])
+        state = self.state.next.get(key)
+        if state is None:
+            self.misses += 1
+            placed = place_expansion(expansion, [slot.meta["val"] for slot in slots], tuple(s.spec for s in slots), self.mesh_shape)
+            if placed.moves and self.home.explicit():
+                raise ShardingError(self._must_redistribute(placed, slots))
+            entry = Called(placed, tuple(slot.index for slot in slots), here({})[0])
+            state = self._grow(key, entry, placed.outputs, expansion)
+        else:
+            self.hits += 1
+        self.state = state
+        self.steps += 1
+        return list(state.outputs)
+
+    def _must_redistribute(self, placed: PlacedStep, slots: list[Slot]) -> str:
+        have = ", ".join(f"{list(slot.meta['val'].shape)}{list(slot.spec)}" for slot in slots)
+        return (
+            f"{self.line()}: {placed.name} on ({have}) on {self.home.mesh_text} needs a change of placement, and "
+            f"redistribution is explicit here. The cheapest: {placed.moves}. Redistribute the input, or leave "
+            "dtorch.explicit_redistribution()."
+        )
+
+    def emit(self, target: Callable[..., Any], args: tuple, kwargs: dict[str, Any], val: Any) -> Any:
+        """One ATen call on slots, as an expansion of its own."""
+        slots: list[Slot] = []
+
+        def template(item: Any) -> Any:
+            if isinstance(item, Slot):
+                slots.append(item)
+                return ref(len(slots) - 1)
+            if isinstance(item, (list, tuple)):
+                return type(item)(template(child) for child in item)
+            return item
+
+        args, kwargs = template(args), {key: template(item) for key, item in kwargs.items()}
+        key = (target, repr(args), repr(kwargs), tuple(meta_of(slot.meta["val"]) for slot in slots))
+        if key not in self._emitted:
+            self._emitted[key] = Expansion((Step(target, args, kwargs, val),), (ref(len(slots)),))
+        return self.inline(self._emitted[key], slots)[0]
+
+    def settled(self, symbol: Tensor, node: Any) -> Any:
+        """A written symbol keeps its placements: bring the new value to them."""
+        return node if node.spec == symbol.spec else self.moved(node, symbol.meta, symbol.spec)
+
+    def moved(self, slot: Slot, meta: TensorMeta, spec: Spec) -> Slot:
+        """The slot placed as `spec`."""
+        if slot.spec == spec:
+            return slot
+        key = ("move", slot.index, spec)
+        state = self.state.next.get(key)
+        if state is None:
+            state = self._grow(key, Moved(slot.index, meta, slot.spec, spec), [(slot.meta["val"], spec)], meta)
+        self.state = state
+        self.steps += 1
+        return state.outputs[0]
+
+    def redistribute(self, symbol: Tensor, spec: Spec) -> Tensor:
+        """A new symbol with the same values, placed as `spec`."""
+        slot = self.moved(self.value(symbol), symbol.meta, spec)
+        made = make(symbol.meta, self, slot, symbol.requires_grad)
+        made.spec, made.remote = spec, None
+        self.hold(made)
+        return made
+
+    # --- calls ----------------------------------------------------------------------------------------------------
+
+    def _apply(self, called: Operation, symbols: list[Tensor], given: list[torch.Tensor]) -> Any:
+        if called.expansion is None or called.expansion.random is not None:
+            new_values = called.mutated or any(type(result) is TensorMeta for result in called.results)
+            if new_values and called.expand().random is not None:
+                return self._draw(called, symbols)
+        result = super()._apply(called, symbols, given)
+        if self.steps >= SEGMENT_OPS:
+            self.flush()
+        return result
+
+    def _result(self, called: Operation, position: int, node: Any, symbols: list[Tensor]) -> Tensor:
+        symbol = super()._result(called, position, node, symbols)
+        symbol.spec, symbol.remote = symbol.node.spec, None
+        self.hold(symbol)
+        return symbol
+
+    def _draw(self, called: Operation, symbols: list[Tensor]) -> Any:
+        """A random operation: torch's own generator draws on the host, on the full values, as on one device."""
+        values = [self.host_value(symbol, name_of(called.function)) for symbol in symbols]
+        with torch.no_grad():
+            result = called.function(*fill(called.args, values), **fill(called.kwargs, values))
+        like = symbols[0].spec if symbols else (WHOLE,) * len(self.mesh_shape)
+        for i in called.mutated:
+            symbols[i].node, symbols[i].remote = None, self.home.put(values[i], symbols[i].spec)
+            symbols[i].version += 1
+        flat, tree = torch_private.tree_flatten(result)
+        made = []
+        for value, alias in zip(flat, called.aliases, strict=True):
+            if alias is not None and alias[0] == "self":
+                made.append(symbols[alias[1]])
+            elif isinstance(value, torch.Tensor):
+                fits = value.shape == symbols[0].meta.shape if symbols else False
+                spec = like if fits else (WHOLE,) * len(self.mesh_shape)
+                made.append(self.symbol(meta_of(value, self.device), spec, self.home.put(value, spec)))
+            else:
+                made.append(value)
+        return torch_private.tree_unflatten(made, tree)
+
+    # --- reading and handing on -----------------------------------------------------------------------------------
+
+    def host_value(self, symbol: Tensor, what: str = "") -> torch.Tensor:
+        """The symbol's value as a host tensor; closes the segment."""
+        return self.home.fetch(self.remote_of(symbol))
+
+    def known_value(self, symbol: Tensor, value: torch.Tensor) -> None:
+        """Capture keeps values that it knows; eager symbols have theirs on the devices."""
+
+    def remote_of(self, symbol: Tensor) -> Any:
+        """The remote value of a symbol; closes the segment if it is pending."""
+        stale = symbol.root is not None and symbol.seen != symbol.root.version
+        if stale or symbol.node is not None or symbol.remote is None:
+            self.value(symbol)
+            self.flush()
+        return symbol.remote
+
+    def flush(self) -> None:
+        """Hand the pending trace on; symbols that somebody still holds get their remote values."""
+        wanted: dict[int, list[Tensor]] = {}
+        metas: dict[int, tuple[TensorMeta, Spec]] = {}
+        entered = {slot.index for state in self.state.path() if isinstance(state.entry, Entered) for slot in state.outputs}
+        for reference in self.touched:
+            symbol = reference()
+            if symbol is None or symbol.node is None:
+                continue
+            slot, symbol.node = symbol.node, None
+            if symbol.root is not None and symbol.seen != symbol.root.version:
+                symbol.remote = None  # derived again from its base when it is next used
+            elif slot.index not in entered or symbol.remote is None:
+                wanted.setdefault(slot.index, []).append(symbol)
+                metas[slot.index] = (symbol.meta, slot.spec)
+        state, inputs = self.state, self.entered
+        self._start()
+        if not wanted:
+            return
+        order = tuple(sorted(wanted))
+        remotes = self.home.submit(Trace(state, inputs, order), [metas[index] for index in order])
+        for index, remote in zip(order, remotes, strict=True):
+            for symbol in wanted[index]:
+                symbol.remote = remote
+
+

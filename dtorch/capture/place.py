@@ -1,0 +1,73 @@
+"""The placement of one eager operation: where its results are, and what has to be moved for it.
+
+In: an operation's expansion and the placements of its inputs. Out: a `PlacedStep`: the expansion as a small global
+graph with specs and redistributes, shared by all calls that are alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule
+
+from dtorch.capture.expand import Expansion, fill
+from dtorch.ir import ops
+from dtorch.ir.layout import Spec
+from dtorch.sharding.propagate import place_openly
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedStep:
+    """A placed expansion. `outputs`: value (metadata) and placement of each; `moves`: its redistributes in words."""
+
+    name: str
+    graph: GraphModule
+    outputs: tuple[tuple[Any, Spec], ...]
+    moves: str
+    expansion: Expansion  # held, since the cache knows it by id
+
+
+_PLACED: dict[Any, PlacedStep] = {}
+_PLACED_MAX = 20_000
+
+
+def place_expansion(
+    expansion: Expansion, values: Sequence[Any], specs: tuple[Spec, ...], mesh_shape: tuple[int, ...]
+) -> PlacedStep:
+    """Place an expansion for inputs of these metadata and placements."""
+    key = (id(expansion), specs, mesh_shape)
+    found = _PLACED.get(key)
+    if found is None:
+        if len(_PLACED) >= _PLACED_MAX:
+            _PLACED.clear()
+        found = _PLACED[key] = _place(expansion, values, specs, mesh_shape)
+    return found
+
+
+def _place(
+    expansion: Expansion, values: Sequence[Any], specs: tuple[Spec, ...], mesh_shape: tuple[int, ...]
+) -> PlacedStep:
+    graph = Graph()
+    nodes = []
+    names: dict[str, Spec] = {}
+    for index, (value, spec) in enumerate(zip(values, specs, strict=True)):
+        node = graph.placeholder(f"x{index}")
+        node.meta["val"] = value
+        names[node.name] = spec
+        nodes.append(node)
+    for step in expansion.steps:
+        node = graph.call_function(step.target, fill(step.args, nodes), fill(step.kwargs, nodes))
+        node.meta["val"] = step.val
+        nodes.append(node)
+    results = tuple(nodes[output.index] for output in expansion.outputs)
+    graph.output(results)
+    module = GraphModule(torch.nn.Module(), graph)
+    placed = place_openly(module, names, mesh_shape)
+    moves = [node for node in graph.nodes if node.target is ops.redistribute]
+    text = "; ".join(f"{list(node.args[0].meta['val'].shape)}{list(node.args[1])} to {list(node.args[2])}" for node in moves)
+    name = str(expansion.steps[0].target) if expansion.steps else "identity"
+    outputs = tuple((node.meta["val"], spec) for node, spec in zip(results, placed, strict=True))
+    return PlacedStep(name, module, outputs, text, expansion)

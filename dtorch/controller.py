@@ -1,0 +1,200 @@
+"""Between the client and the devices: takes segments in order, compiles what the cache lacks, runs, hands values on.
+
+In: traces with remote values as inputs. Out: remote values that fill in when their segment has run. One thread for
+each graph works through the queue; a client that reads while the queue is empty runs the segment itself, since a
+thread that waits for the interpreter lock starts milliseconds late.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dtorch.capture.eager import Trace
+from dtorch.capture.symbol import TensorMeta
+from dtorch.compiler import Compiled, Settings
+from dtorch.ir.layout import Spec
+from dtorch.runtime.base import LoadedPlan, RemoteValue, Runtime
+from dtorch.segment import compile_segment
+
+QUEUE_SEGMENTS = 64  # a client that is further ahead than this waits: memory stays bounded
+
+
+class Segment:
+    """One trace that was handed on. `done` once its values are there, or `error` says why they never will be."""
+
+    def __init__(self, trace: Trace, runtime: Runtime, axis_names: tuple[str, ...]) -> None:
+        self.trace, self.runtime, self.axis_names = trace, runtime, axis_names
+        self.inputs: list[Any] = trace.inputs
+        self.outputs: list[weakref.ref[RemoteValue]] = []
+        self.error: BaseException | None = None
+        self._event = threading.Event()
+        self._callbacks: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+        self.controller: Controller | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the segment has run or failed."""
+        return self._event.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the segment; runs it here when it is next and nobody else is at it."""
+        if self._event.is_set():
+            return True
+        if timeout_s is None and self.controller is not None:
+            self.controller.help_with(self)
+        return self._event.wait(timeout_s)
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Call back once done, at once if it is."""
+        with self._lock:
+            if not self._event.is_set():
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Note the outcome and wake who waits."""
+        with self._lock:
+            self.error = error
+            self.inputs, callbacks = [], self._callbacks
+            self._callbacks = []
+            self._event.set()
+        for callback in callbacks:
+            callback()
+
+
+class PendingValue(RemoteValue):
+    """A remote value that its segment fills in."""
+
+    __slots__ = ("segment",)
+
+    def __init__(self, segment: Segment, shape: tuple[int, ...], dtype: Any, spec: Spec) -> None:
+        super().__init__(segment.runtime, shape, dtype, spec, None)
+        self.segment: Segment | None = segment
+
+    def ready(self) -> Any:
+        """The data, waited for; raises what the segment raised."""
+        segment = self.segment
+        if segment is not None:
+            segment.wait()
+            if segment.error is not None:
+                raise segment.error
+            self.segment = None
+        return self.data
+
+
+class Controller:
+    """The queue of one graph and the thread that works it off."""
+
+    def __init__(self, settings: Settings, kept: int) -> None:
+        self.settings = settings
+        self.segments: deque[tuple[Compiled, int]] = deque(maxlen=kept)
+        self.compiled = 0
+        self._queue: deque[Segment] = deque()
+        self._changed = threading.Condition()
+        self._busy = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def submit(
+        self, trace: Trace, runtime: Runtime, axis_names: tuple[str, ...], metas: Sequence[tuple[TensorMeta, Spec]]
+    ) -> list[PendingValue]:
+        """Queue a trace; its values, pending. Waits only when the queue is full."""
+        segment = Segment(trace, runtime, axis_names)
+        segment.controller = self
+        values = [PendingValue(segment, tuple(meta.shape), meta.dtype, spec) for meta, spec in metas]
+        segment.outputs = [weakref.ref(value) for value in values]
+        with self._changed:
+            while len(self._queue) >= QUEUE_SEGMENTS:
+                self._changed.wait()
+            self._queue.append(segment)
+            if self._thread is None:
+                self._thread = threading.Thread(target=_work, args=(weakref.ref(self),), name="dtorch-controller", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+        return values
+
+    def help_with(self, wanted: Segment) -> None:
+        """Work the queue off here, up to a segment, unless the thread is at it."""
+        while not wanted.done:
+            if not self._busy.acquire(blocking=False):
+                return
+            try:
+                segment = self._take()
+                if segment is None:
+                    return
+                self._process(segment)
+            finally:
+                self._busy.release()
+
+    def work_once(self, timeout_s: float) -> bool:
+        """One round of the thread; whether it should go on."""
+        with self._changed:
+            if not self._queue and not self._closed:
+                self._changed.wait(timeout_s)
+            if self._closed and not self._queue:
+                return False
+        with self._busy:
+            segment = self._take()
+            if segment is not None:
+                self._process(segment)
+        return True
+
+    def drain(self) -> None:
+        """Wait until everything queued has run."""
+        with self._changed:
+            last = self._queue[-1] if self._queue else None
+        if last is not None:
+            last.wait()
+        with self._busy:
+            pass
+
+    def close(self) -> None:
+        """End the thread once the queue is empty."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _take(self) -> Segment | None:
+        with self._changed:
+            segment = self._queue.popleft() if self._queue else None
+            self._changed.notify_all()
+            return segment
+
+    def _process(self, segment: Segment) -> None:
+        try:
+            inputs = [value.ready() if isinstance(value, PendingValue) else value.data for value in segment.inputs]
+            plan = self._plan(segment)
+            results = plan.run(inputs)
+            del inputs
+            for reference, data in zip(segment.outputs, results, strict=True):
+                value = reference()
+                if value is not None:
+                    value.data = data
+            segment.finish()
+        except BaseException as error:  # every kind reaches the read that needs the value
+            segment.finish(error)
+
+    def _plan(self, segment: Segment) -> LoadedPlan:
+        plans = segment.trace.state.plans
+        found = plans.get(segment.trace.wanted)
+        if found is None:
+            compiled = compile_segment(segment.trace, segment.runtime.mesh_shape, segment.axis_names, self.settings)
+            self.compiled += 1
+            found = plans[segment.trace.wanted] = segment.runtime.load(compiled.plan)
+            self.segments.append((compiled, len(self.segments)))
+        return found
+
+
+def _work(reference: weakref.ref[Controller]) -> None:
+    """The thread: holds its controller only while it works, so that a graph nobody holds goes."""
+    while True:
+        controller = reference()
+        if controller is None or not controller.work_once(0.2):
+            return
+        del controller

@@ -1,0 +1,48 @@
+"""`TensorFuture`: a value that is on its way from the devices.
+
+In: a function that waits for the value. Out: `get`, `wait`, `wait_for`, `is_ready`, and `await`, which blocks no
+event loop and does not poll.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from typing import Any
+
+import torch
+
+
+class TensorFuture:
+    """The value of a tensor, later. `pending` has `wait(timeout_s) -> bool`, `done` and `when_done(callback)`."""
+
+    def __init__(self, pending: Any, fetch: Callable[[], torch.Tensor]) -> None:
+        self._pending, self._fetch = pending, fetch
+
+    def get(self) -> torch.Tensor:
+        """Block until the value is there and return it as a torch tensor; raises what computing it raised."""
+        return self._fetch()
+
+    def wait(self) -> None:
+        """Block until the value is there (or computing it has failed)."""
+        self._pending.wait(None)
+
+    def wait_for(self, timeout_ms: float) -> bool:
+        """Block for at most `timeout_ms` milliseconds; whether the value is there."""
+        return self._pending.wait(timeout_ms / 1e3)
+
+    def is_ready(self) -> bool:
+        """Whether `get` would return at once."""
+        return self._pending.done
+
+    def __await__(self) -> Generator[Any, None, torch.Tensor]:
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        self._pending.when_done(lambda: loop.call_soon_threadsafe(wake))
+        yield from waiter.__await__()
+        return self._fetch()
