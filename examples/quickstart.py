@@ -34,6 +34,7 @@ class TimedStreamer(TextStreamer):
     def __init__(self, tokenizer, silent=False):
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
         self.silent = silent
+        self.heading = "  answer: "  # printed with the first word: progress bars come before it
         self.times = []
 
     def put(self, value):
@@ -44,7 +45,8 @@ class TimedStreamer(TextStreamer):
     def on_finalized_text(self, text, stream_end=False):
         """Called with each finished word."""
         if not self.silent:
-            super().on_finalized_text(text, stream_end)
+            super().on_finalized_text(self.heading + text, stream_end)
+        self.heading = ""
 
     def speed(self):
         """Tokens per second by the median time between tokens; without the first two, which compile two programs."""
@@ -101,7 +103,6 @@ def run_on(devices, model, tokenizer, prompt, tokens, expected, dump):
     mesh = dtorch.init_device_mesh("cpu", (devices,), mesh_dim_names=["tp"])
     print(f"\nCompiling for {mesh.summary} ...")
     compiled = dtorch.compile(model, mesh, dump=dump)
-    print("  answer: ", end="", flush=True)
     answer, streamer = ask_compiled(compiled, tokenizer, prompt, tokens)
     same = torch.equal(answer, expected)
     print(f"  tokens equal to the plain model's: {'yes' if same else 'NO'}")
