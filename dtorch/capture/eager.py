@@ -7,6 +7,7 @@ pending trace). Out: new symbols at once, with final shape and placements; `flus
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from dtorch import torch_private
-from dtorch.capture import mutation
+from dtorch.capture import fast, mutation
 from dtorch.capture.expand import Expansion, Operation, Step, fill, name_of, ref
 from dtorch.capture.place import PlacedStep, place_expansion
 from dtorch.capture.record import Recorder
@@ -25,7 +26,28 @@ from dtorch.errors import CaptureError, ShardingError
 from dtorch.ir.layout import WHOLE, Spec
 
 SEGMENT_OPS = 1024  # a trace is handed on after so many steps, so that devices start while the client still records
+references = sys.getrefcount
+
+
+def _count_unheld() -> int:
+    """What `references` says of an object that only a local variable holds, measured the way `flush` looks."""
+    held = [object()]
+    item = None
+    while held:
+        item = held.pop()
+        count = references(item)
+    return count
+
+
+UNHELD = _count_unheld()
 TRIE_STATES = 200_000  # all traces are forgotten beyond this: programs that never repeat must not grow without bound
+
+
+def intercept_call(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+    """The long way: special functions, reads, recording."""
+    from dtorch.capture.intercept import call
+
+    return call(function, args, kwargs)
 
 
 class Slot:
@@ -69,10 +91,11 @@ class Called:
 class State:
     """A node of the trie: everything recorded since the last flush, in order."""
 
-    __slots__ = ("next", "parent", "entry", "outputs", "count", "plans", "keep")
+    __slots__ = ("next", "fast", "parent", "entry", "outputs", "count", "plans", "keep")
 
     def __init__(self, parent: State | None, entry: Any, outputs: tuple[Slot, ...], count: int, keep: Any) -> None:
         self.next: dict[Any, State] = {}
+        self.fast: dict[Any, Any] = {}  # what `dtorch.capture.fast` has learnt here
         self.parent, self.entry, self.outputs, self.count = parent, entry, outputs, count
         self.plans: dict[tuple[int, ...], Any] = {}
         self.keep = keep  # what the key in the parent refers to by id
@@ -119,6 +142,9 @@ class Home(Protocol):
 class EagerRecorder(Recorder):
     """Records eager code on one mesh of one graph."""
 
+    eager = True
+    segment_ops = SEGMENT_OPS
+
     def __init__(self, home: Home, device_type: str) -> None:
         super().__init__(None, device_type)
         self.home = home
@@ -129,7 +155,8 @@ class EagerRecorder(Recorder):
         self.misses = self.hits = 0
         self._plain: dict[int, tuple[Any, int, Tensor]] = {}
         self._emitted: dict[Any, Expansion] = {}
-        self._ambient: tuple = ()
+        self.pools: dict[TensorMeta, list[Tensor]] = {}
+        self._dtype = torch.get_default_dtype()
         self._start()
 
     def _start(self) -> None:
@@ -137,7 +164,8 @@ class EagerRecorder(Recorder):
             self.root, self.states = State(None, None, (), 0, None), 1
         self.state = self.root
         self.entered: list[Any] = []
-        self.touched: list[weakref.ref[Tensor]] = []
+        self.entered_slots: set[int] = set()
+        self.held: list[Tensor] = []
         self.steps = 0
 
     # --- values ---------------------------------------------------------------------------------------------------
@@ -165,7 +193,7 @@ class EagerRecorder(Recorder):
 
     def hold(self, symbol: Tensor) -> None:
         """Remember a symbol whose value is pending, to give it its remote value at the next flush."""
-        self.touched.append(weakref.ref(symbol))
+        self.held.append(symbol)
 
     def _enter(self, symbol: Tensor) -> Slot:
         if symbol.remote is None:
@@ -176,6 +204,7 @@ class EagerRecorder(Recorder):
             state = self._grow(key, Entered(symbol.meta, symbol.spec), [(symbol.meta.val(), symbol.spec)], symbol.meta)
         self.state = state
         self.entered.append(symbol.remote)
+        self.entered_slots.add(state.outputs[0].index)
         return state.outputs[0]
 
     def _grow(self, key: Any, entry: Any, outputs: Sequence[tuple[Any, Spec]], keep: Any) -> State:
@@ -280,6 +309,24 @@ class EagerRecorder(Recorder):
 
     # --- calls ----------------------------------------------------------------------------------------------------
 
+    def quick_call(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any] | None) -> Any:
+        """A call by what the trie has learnt, or by the long way."""
+        if self.steps >= SEGMENT_OPS:
+            self.flush()
+        key = fast.key_of(self, function, args, kwargs)
+        if key is None:
+            return intercept_call(function, args, kwargs or {})
+        result = fast.quick(self, function, args, kwargs, key)
+        if result is fast.MISSED:
+            before = self.state
+            result = intercept_call(function, args, kwargs or {})
+            fast.learn(self, before, key, args, kwargs, result)
+        return result
+
+    def ambient_changed(self) -> bool:
+        """Whether torch's state is another than the one that short ways were learnt under."""
+        return torch.get_default_dtype() is not self._dtype
+
     def _apply(self, called: Operation, symbols: list[Tensor], given: list[torch.Tensor]) -> Any:
         if called.expansion is None or called.expansion.random is not None:
             new_values = called.mutated or any(type(result) is TensorMeta for result in called.results)
@@ -339,12 +386,19 @@ class EagerRecorder(Recorder):
         """Hand the pending trace on; symbols that somebody still holds get their remote values."""
         wanted: dict[int, list[Tensor]] = {}
         metas: dict[int, tuple[TensorMeta, Spec]] = {}
-        entered = {slot.index for state in self.state.path() if isinstance(state.entry, Entered) for slot in state.outputs}
-        for reference in self.touched:
-            symbol = reference()
-            if symbol is None or symbol.node is None:
+        entered, held, pools = self.entered_slots, self.held, self.pools
+        held.reverse()
+        while held:
+            symbol = held.pop()
+            if references(symbol) <= UNHELD and not symbol.__dict__ and not weakref.getweakrefcount(symbol):
+                if symbol.root is None and symbol.origin is None and not symbol.requires_grad:
+                    symbol.node = symbol.remote = None
+                    symbol.version = 0
+                    pools.setdefault(symbol.meta, []).append(symbol)
                 continue
             slot, symbol.node = symbol.node, None
+            if slot is None:
+                continue
             if symbol.root is not None and symbol.seen != symbol.root.version:
                 symbol.remote = None  # derived again from its base when it is next used
             elif slot.index not in entered or symbol.remote is None:

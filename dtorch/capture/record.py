@@ -42,6 +42,8 @@ class Recorder:
     beside "cpu".
     """
 
+    eager = False  # whether symbols have values on devices, and calls may take the short way
+
     def __init__(self, modules: dict[int, str] | None = None, device_type: str = "cpu", read: Any = None) -> None:
         self.graph = torch.fx.Graph()
         self.modules = modules or {}

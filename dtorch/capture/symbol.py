@@ -103,6 +103,9 @@ class Tensor(torch.Tensor):
         getter = GETTERS.get(func)
         if getter is not None:
             return getter(*args, **(kwargs or {}))
+        recorder = getattr(args[0], "recorder", None) if args else None
+        if recorder is not None and recorder.eager:
+            return recorder.quick_call(func, args, kwargs)
         from dtorch.capture.intercept import call
 
         return call(func, args, kwargs or {})
