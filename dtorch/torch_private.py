@@ -509,6 +509,11 @@ def returns_views(op: OpOverload) -> bool:
     return str(op._schema).endswith("-> Tensor(a)[]")
 
 
+def hook_stores(module: torch.nn.Module) -> list[dict[Any, Any]]:
+    """A module's own dicts of forward hooks: changing them adds and removes hooks."""
+    return [store for name, store in module.__dict__.items() if name.startswith("_forward_") and "hooks" in name]
+
+
 def tensor_stores(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     """The dicts in which a module keeps its parameters and its buffers."""
     return module._parameters, module._buffers

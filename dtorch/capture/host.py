@@ -47,10 +47,14 @@ class Host:
 
     @contextmanager
     def restored(self, recorder: Recorder) -> Iterator[None]:
-        """Afterwards, attributes, parameters and buffers are what they were: a capture leaves no symbols behind."""
+        """Afterwards, attributes, parameters, buffers and hooks are what they were: a capture leaves nothing behind."""
         modules = list(self.module.modules())
         before = [(module, dict(module.__dict__)) for module in modules]
-        stored = [(store, dict(store)) for module in modules for store in torch_private.tensor_stores(module)]
+        stored = [
+            (store, dict(store))
+            for module in modules
+            for store in (*torch_private.tensor_stores(module), *torch_private.hook_stores(module))
+        ]
         try:
             yield
             for module, attributes in before:

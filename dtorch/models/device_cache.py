@@ -74,6 +74,11 @@ class DeviceLayer(StaticLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write new states behind those there; gives the whole buffers."""
+        if key_states.shape[-2] > self.max_cache_len:
+            raise InputError(
+                f"{key_states.shape[-2]} tokens do not fit in a cache made for {self.max_cache_len}: make_cache takes "
+                "the length of the prompt and of all tokens to come."
+            )
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         positions = self.progress.advance(self.index, key_states.shape[-2], key_states)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from model_zoo import ZOO, llama, token_ids
 from null.agreement import assert_near, assert_same_bits, mesh_of
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache, GenerationConfig, StaticCache
 
 import dtorch
 from dtorch.errors import InputError
@@ -89,6 +89,46 @@ def test_beams_are_eagers(name: str, shape: tuple[int, ...]) -> None:
             IDS, max_new_tokens=6, num_beams=2, do_sample=False, pad_token_id=0, eos_token_id=None
         )
     assert torch.equal(found, wanted)
+
+
+EXOTIC: dict[str, dict[str, Any]] = {
+    "static by name": dict(cache_implementation="static"),
+    "dynamic by name": dict(cache_implementation="dynamic"),
+    "no cache": dict(use_cache=False),
+    "two of each": dict(do_sample=True, num_return_sequences=2),
+    "four beams": dict(num_beams=4, num_return_sequences=2),
+    "sampled beams": dict(num_beams=3, do_sample=True),
+    "penalties": dict(repetition_penalty=1.3, no_repeat_ngram_size=2, min_new_tokens=2),
+    "a configuration": dict(generation_config=GenerationConfig(max_new_tokens=4, do_sample=True, pad_token_id=0)),
+    "prompt lookup": dict(prompt_lookup_num_tokens=2),
+}
+
+
+@pytest.mark.parametrize("options", EXOTIC.values(), ids=EXOTIC)
+def test_the_librarys_other_ways_to_generate(options: dict[str, Any]) -> None:
+    ids = IDS[:1] if "prompt_lookup_num_tokens" in options else IDS
+    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0} | options
+    found = []
+    for model in (eager("llama"), compiled("llama", (2,))):
+        torch.manual_seed(3)
+        with torch.no_grad():
+            found.append(model.generate(ids, **options))
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_hidden_states_and_scores_come_along(name: str) -> None:
+    options = dict(return_dict_in_generate=True, output_scores=True, output_hidden_states=True, new=3)
+    found, wanted = tokens(compiled(name, (2,)), **options), tokens(eager(name), **options)
+    assert found.keys() == wanted.keys()
+    assert_near((found.scores, found.hidden_states), (wanted.scores, wanted.hidden_states), 1e-6)
+
+
+def test_generation_from_embeddings() -> None:
+    embedded = eager("llama").get_input_embeddings()(IDS).detach()
+    options = dict(inputs_embeds=embedded, max_new_tokens=4, do_sample=False, pad_token_id=0)
+    with torch.no_grad():
+        assert torch.equal(compiled("llama", (2,)).generate(**options), eager("llama").generate(**options))
 
 
 def test_float32_tokens_are_eagers() -> None:
@@ -291,10 +331,46 @@ def test_a_copied_cache_goes_its_own_way() -> None:
 def test_a_prompt_longer_than_the_cache_is_refused() -> None:
     module = compiled("llama", (2,))
     held = module.make_cache(3)
-    with pytest.raises(Exception, match="(?i)cache|index|bound"), torch.no_grad():
+    with pytest.raises(InputError, match="7 tokens .* cache made for 3"), torch.no_grad():
         module(input_ids=IDS, past_key_values=held, use_cache=True)
+    assert int(held.get_seq_length()) == 0
     with pytest.raises(InputError, match="at least one"):
         module.make_cache(0)
+
+
+def test_a_step_beyond_the_caches_end_fails_and_changes_nothing() -> None:
+    module = compiled("llama", (2,))
+    held = module.make_cache(IDS.shape[1])
+    decode(module, held)
+    with pytest.raises(IndexError), torch.no_grad():
+        module(input_ids=IDS[:, :1], past_key_values=held, use_cache=True)
+    assert int(held.get_seq_length()) == IDS.shape[1]
+
+
+def test_a_cache_goes_from_one_generate_to_the_next() -> None:
+    module, model = compiled("llama", (2,)), eager("llama")
+    held = module.make_cache(32)
+    first = tokens(module, past_key_values=held, return_dict_in_generate=True)
+    assert first.past_key_values is held
+    longer = torch.cat([first.sequences, IDS[:, :3]], 1)
+    assert torch.equal(tokens(module, longer, past_key_values=held), tokens(model, longer))
+    assert int(held.get_seq_length()) == longer.shape[1] + 5
+
+
+@pytest.mark.parametrize("change", ["select", "repeat"])
+def test_the_batch_of_a_cache_can_change(change: str) -> None:
+    module = compiled("llama", (2,))
+    held = module.make_cache(12)
+    decode(module, held, IDS[:, :-1])
+    rows = torch.tensor([1] if change == "select" else [0, 0, 1, 1])
+    if change == "select":
+        held.batch_select_indices(rows)
+    else:
+        held.batch_repeat_interleave(2)
+    with torch.no_grad():
+        found = module(input_ids=IDS[rows, -1:], past_key_values=held, use_cache=True).logits
+    whole = decode(module, module.make_cache(12))[:, -1:]
+    assert float((found - whole[rows]).abs().max()) < 1e-6
 
 
 def test_two_caches_do_not_know_of_each_other() -> None:
