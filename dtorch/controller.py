@@ -102,9 +102,17 @@ class Controller:
         self._closed = False
 
     def submit(
-        self, trace: Trace, runtime: Runtime, axis_names: tuple[str, ...], metas: Sequence[tuple[TensorMeta, Spec]]
+        self,
+        trace: Trace,
+        runtime: Runtime,
+        axis_names: tuple[str, ...],
+        metas: Sequence[tuple[TensorMeta, Spec]],
+        wait: bool = False,
     ) -> list[PendingValue]:
-        """Queue a trace; its values, pending. Waits only when the queue is full."""
+        """Queue a trace; its values, pending. Waits only when the queue is full.
+
+        wait: the caller reads one of them next and will run the segment itself, so the thread is left asleep.
+        """
         segment = Segment(trace, runtime, axis_names)
         segment.controller = self
         values = [PendingValue(segment, tuple(meta.shape), meta.dtype, spec) for meta, spec in metas]
@@ -113,6 +121,8 @@ class Controller:
             while len(self._queue) >= QUEUE_SEGMENTS:
                 self._changed.wait()
             self._queue.append(segment)
+            if wait:
+                return values
             if self._thread is None:
                 self._thread = threading.Thread(target=_work, args=(weakref.ref(self),), name="dtorch-controller", daemon=True)
                 self._thread.start()

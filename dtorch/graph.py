@@ -54,9 +54,9 @@ class _Home:
         """Place a host tensor (copied)."""
         return self.runtime.put(tensor, spec, copy=True)
 
-    def submit(self, trace: Trace, metas: Sequence[tuple[TensorMeta, Spec]]) -> list[PendingValue]:
+    def submit(self, trace: Trace, metas: Sequence[tuple[TensorMeta, Spec]], wait: bool) -> list[PendingValue]:
         """Hand a trace to the controller."""
-        return self.graph.controller.submit(trace, self.runtime, self._names, metas)
+        return self.graph.controller.submit(trace, self.runtime, self._names, metas, wait)
 
     def fetch(self, remote: RemoteValue) -> torch.Tensor:
         """The value on the host."""

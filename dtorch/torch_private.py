@@ -527,3 +527,9 @@ def mark_parameter(tensor: torch.Tensor) -> None:
 def is_parameter(tensor: torch.Tensor) -> bool:
     """Whether `isinstance(tensor, nn.Parameter)` holds, for a tensor of a subclass."""
     return getattr(tensor, "_is_param", False)
+
+
+# --- for eager recording ------------------------------------------------------------------------------------------
+
+function_modes_active: Callable[[], int] = torch._C._len_torch_function_stack
+"""How many TorchFunctionModes are entered (a capture, a default device, a user's own): then dispatch asks them first."""

@@ -129,8 +129,8 @@ class Home(Protocol):
     def put(self, tensor: torch.Tensor, spec: Spec) -> Any:
         """Place a host tensor; a remote value."""
 
-    def submit(self, trace: Trace, metas: Sequence[tuple[TensorMeta, Spec]]) -> list[Any]:
-        """Take a trace; remote values for the wanted slots, perhaps not there yet."""
+    def submit(self, trace: Trace, metas: Sequence[tuple[TensorMeta, Spec]], wait: bool) -> list[Any]:
+        """Take a trace; remote values for the wanted slots, perhaps not there yet. `wait`: one is read next."""
 
     def fetch(self, remote: Any) -> torch.Tensor:
         """A remote value on the host, waited for."""
@@ -156,7 +156,7 @@ class EagerRecorder(Recorder):
         self._plain: dict[int, tuple[Any, int, Tensor]] = {}
         self._emitted: dict[Any, Expansion] = {}
         self.pools: dict[TensorMeta, list[Tensor]] = {}
-        self._dtype = torch.get_default_dtype()
+        self.default_dtype = torch.get_default_dtype()  # under which short ways are learnt
         self._start()
 
     def _start(self) -> None:
@@ -323,10 +323,6 @@ class EagerRecorder(Recorder):
             fast.learn(self, before, key, args, kwargs, result)
         return result
 
-    def ambient_changed(self) -> bool:
-        """Whether torch's state is another than the one that short ways were learnt under."""
-        return torch.get_default_dtype() is not self._dtype
-
     def _apply(self, called: Operation, symbols: list[Tensor], given: list[torch.Tensor]) -> Any:
         if called.expansion is None or called.expansion.random is not None:
             new_values = called.mutated or any(type(result) is TensorMeta for result in called.results)
@@ -369,21 +365,24 @@ class EagerRecorder(Recorder):
 
     def host_value(self, symbol: Tensor, what: str = "") -> torch.Tensor:
         """The symbol's value as a host tensor; closes the segment."""
-        return self.home.fetch(self.remote_of(symbol))
+        return self.home.fetch(self.remote_of(symbol, wait=True))
 
     def known_value(self, symbol: Tensor, value: torch.Tensor) -> None:
         """Capture keeps values that it knows; eager symbols have theirs on the devices."""
 
-    def remote_of(self, symbol: Tensor) -> Any:
-        """The remote value of a symbol; closes the segment if it is pending."""
+    def remote_of(self, symbol: Tensor, wait: bool = False) -> Any:
+        """The remote value of a symbol; closes the segment if it is pending. `wait`: it is read at once."""
         stale = symbol.root is not None and symbol.seen != symbol.root.version
         if stale or symbol.node is not None or symbol.remote is None:
             self.value(symbol)
-            self.flush()
+            self.flush(wait)
         return symbol.remote
 
-    def flush(self) -> None:
-        """Hand the pending trace on; symbols that somebody still holds get their remote values."""
+    def flush(self, wait: bool = False) -> None:
+        """Hand the pending trace on; symbols that somebody still holds get their remote values.
+
+        wait: the caller waits for one of them next, so nobody else needs to be woken.
+        """
         wanted: dict[int, list[Tensor]] = {}
         metas: dict[int, tuple[TensorMeta, Spec]] = {}
         entered, held, pools = self.entered_slots, self.held, self.pools
@@ -409,7 +408,7 @@ class EagerRecorder(Recorder):
         if not wanted:
             return
         order = tuple(sorted(wanted))
-        remotes = self.home.submit(Trace(state, inputs, order), [metas[index] for index in order])
+        remotes = self.home.submit(Trace(state, inputs, order), [metas[index] for index in order], wait)
         for index, remote in zip(order, remotes, strict=True):
             for symbol in wanted[index]:
                 symbol.remote = remote

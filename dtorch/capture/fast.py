@@ -16,20 +16,26 @@ import torch
 from dtorch.capture.expand import VIEW, Operation
 from dtorch.capture.mutation import ViewStep, attach_view
 from dtorch.capture.symbol import Tensor, TensorMeta, make
+from dtorch.torch_private import function_modes_active
 
 MISSED = object()
 _PLAIN = frozenset({int, bool, type(None), str, torch.dtype, torch.memory_format, torch.layout, torch.device, type(...)})
 _autocast = torch.is_autocast_enabled
+_modes = function_modes_active
+_dtype = torch.get_default_dtype
 
 
 class Known:
     """What a learnt call makes: the state after it, the result's metadata, and how it is a view, if it is one."""
 
-    __slots__ = ("state", "meta", "slot", "view")
+    __slots__ = ("state", "meta", "slot", "view", "pool")
 
-    def __init__(self, state: Any, meta: TensorMeta, view: tuple[Operation, int, int] | None) -> None:
+    def __init__(
+        self, state: Any, meta: TensorMeta, view: tuple[Operation, int, int] | None, pool: list[Tensor]
+    ) -> None:
         self.state, self.meta, self.view = state, meta, view
         self.slot = state.outputs[0]
+        self.pool = pool  # dead symbols of this metadata, to be used again
 
 
 def key_of(recorder: Any, function: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
@@ -44,7 +50,7 @@ def key_of(recorder: Any, function: Any, args: tuple, kwargs: dict[str, Any] | N
             if item.recorder is not recorder:
                 return None
             node = item.node
-            if node is None or item.root is not None:
+            if node is None or (item.root is not None and item.seen != item.root.version):
                 node = recorder.value(item)
             key.append(node)
         elif kind in _PLAIN:
@@ -93,16 +99,14 @@ def _slice_key(item: slice) -> tuple | None:
 def quick(recorder: Any, function: Any, args: tuple, kwargs: dict[str, Any] | None, key: Any) -> Any:
     """The result of a call whose key the recorder's state knows, else MISSED."""
     known = recorder.state.fast.get(key)
-    if known is None or _autocast("cpu") or recorder.ambient_changed():
+    if known is None or _autocast("cpu") or _dtype() is not recorder.default_dtype:
         return MISSED
     recorder.state = known.state
     recorder.steps += 1
-    recorder.hits += 1
-    meta = known.meta
-    pool = recorder.pools.get(meta)
-    symbol = pool.pop() if pool else make(meta, recorder)
-    slot = known.slot
-    symbol.node, symbol.spec = slot, slot.spec
+    pool = known.pool
+    symbol = pool.pop() if pool else make(known.meta, recorder)
+    symbol.node = slot = known.slot
+    symbol.spec = slot.spec
     recorder.held.append(symbol)
     view = known.view
     if view is not None:
@@ -129,20 +133,98 @@ def learn(recorder: Any, before: Any, key: Any, args: tuple, kwargs: dict[str, A
         if alias is None or alias[0] != VIEW:
             return
         view = (step.called, step.position, alias[1])
-    before.fast[key] = Known(state, result.meta, view)
+    before.fast[key] = Known(state, result.meta, view, recorder.pools.setdefault(result.meta, []))
 
 
-def call(recorder: Any, function: Any, args: tuple, kwargs: dict[str, Any] | None, slow: Callable[[], Any]) -> Any:
-    """A call by the short way, or by the long one, which is then learnt."""
-    if recorder.steps >= recorder.segment_ops:
-        recorder.flush()
-    key = key_of(recorder, function, args, kwargs)
-    if key is None:
-        return slow()
-    result = quick(recorder, function, args, kwargs, key)
-    if result is not MISSED:
-        return result
-    before = recorder.state
-    result = slow()
-    learn(recorder, before, key, args, kwargs, result)
-    return result
+def _binary(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator with a tensor or a number on the right."""
+
+    def operator(x: Tensor, other: Any) -> Any:
+        recorder = x.recorder
+        if recorder is None or not recorder.eager or _modes() or recorder.steps >= SEGMENT_OPS:
+            return function(x, other)
+        node = x.node
+        if node is None or (x.root is not None and x.seen != x.root.version):
+            return function(x, other)
+        kind = type(other)
+        if kind is Tensor:
+            right = other.node
+            stale = other.root is not None and other.seen != other.root.version
+            if right is None or stale or other.recorder is not recorder:
+                return function(x, other)
+            key: Any = (function, node, right)
+        elif kind is float and other == other and other != 0.0 or kind is int:
+            key = (function, node, kind, other)
+        else:
+            return function(x, other)
+        state = recorder.state
+        known = state.fast.get(key)
+        if known is None or known.view is not None or _autocast("cpu") or _dtype() is not recorder.default_dtype:
+            result = function(x, other)
+            learn(recorder, state, key, (x, other), None, result)
+            return result
+        recorder.state = known.state
+        recorder.steps += 1
+        pool = known.pool
+        symbol = pool.pop() if pool else make(known.meta, recorder)
+        symbol.node = slot = known.slot
+        symbol.spec = slot.spec
+        recorder.held.append(symbol)
+        return symbol
+
+    operator.__name__ = getattr(function, "__name__", "operator")
+    return operator
+
+
+def _method(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A method with plain positional arguments, such as a view."""
+
+    def method(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        recorder = x.recorder
+        if kwargs or recorder is None or not recorder.eager or _modes() or recorder.steps >= SEGMENT_OPS:
+            return function(x, *args, **kwargs)
+        node = x.node
+        if node is None or (x.root is not None and x.seen != x.root.version):
+            return function(x, *args, **kwargs)
+        for item in args:
+            if type(item) is not int:
+                return recorder.quick_call(function, (x, *args), None)
+        key = (function, node, args)
+        state = recorder.state
+        known = state.fast.get(key)
+        if known is None or _autocast("cpu") or _dtype() is not recorder.default_dtype:
+            result = function(x, *args)
+            learn(recorder, state, key, (x, *args), None, result)
+            return result
+        recorder.state = known.state
+        recorder.steps += 1
+        pool = known.pool
+        symbol = pool.pop() if pool else make(known.meta, recorder)
+        symbol.node = slot = known.slot
+        symbol.spec = slot.spec
+        recorder.held.append(symbol)
+        view = known.view
+        if view is not None:
+            symbol.base, symbol.step = x, ViewStep(view[0], view[1], (x,))
+            symbol.root = root = x if x.root is None else x.root
+            symbol.seen = root.version
+        return symbol
+
+    method.__name__ = getattr(function, "__name__", "method")
+    return method
+
+
+_BINARY = ("__add__", "__sub__", "__mul__", "__truediv__", "__matmul__", "__radd__", "__rmul__")
+_METHODS = ("view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "flatten", "__getitem__", "__neg__")
+SEGMENT_OPS = 1024
+
+
+def install() -> None:
+    """Give the symbol class Python methods that skip torch's own dispatch to `__torch_function__`."""
+    for name in _BINARY:
+        setattr(Tensor, name, _binary(getattr(torch.Tensor, name)))
+    for name in _METHODS:
+        setattr(Tensor, name, _method(getattr(torch.Tensor, name)))
+
+
+install()

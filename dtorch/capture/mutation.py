@@ -7,7 +7,6 @@ since sums differ by them in the last bits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,13 +22,13 @@ aten = torch.ops.aten
 STALE = -1
 
 
-@dataclass(frozen=True)
 class ViewStep:
     """How a view is derived: result `position` of an operation on `symbols` (the base among them)."""
 
-    called: Operation
-    position: int
-    symbols: tuple[Tensor, ...]
+    __slots__ = ("called", "position", "symbols")
+
+    def __init__(self, called: Operation, position: int, symbols: tuple[Tensor, ...]) -> None:
+        self.called, self.position, self.symbols = called, position, symbols
 
 
 def attach_view(symbol: Tensor, base: Tensor, step: ViewStep) -> None:
