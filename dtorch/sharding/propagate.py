@@ -21,7 +21,7 @@ from dtorch.ir.layout import WHOLE, Pending, Spec, Whole
 from dtorch.ir.signature import Signature
 from dtorch.sharding.moves import At, Free
 from dtorch.sharding.problem import Problem, read_problem
-from dtorch.sharding.requests import Requests, given_on_axis
+from dtorch.sharding.requests import DATA_AXES, Requests, given_on_axis
 from dtorch.sharding.search import AxisChoice, choose
 from dtorch.sharding.units import mark_units
 
@@ -50,8 +50,10 @@ def propagate(
     tied = _tied(problem, signature)
     choices: list[AxisChoice] = []
     for axis, size in enumerate(requests.mesh_shape):
+        batch = requests.axis_names[axis] in DATA_AXES
         given = given_on_axis(problem, signature, requests, axis, cost, [choice.placed for choice in choices])
-        choices.append(choose(problem, given, choices, requests.mesh_shape[:axis], size, cost, tied))
+        sizes = requests.mesh_shape[:axis]
+        choices.append(choose(problem, given, choices, sizes, size, cost, tied, batch))
     _warn_without_rule(problem, choices, requests)
     return _write(graph, problem, choices, requests.mesh_shape, cost, tied)
 

@@ -45,13 +45,17 @@ def choose(
     size: int,
     cost: CostModel,
     tied: dict[int, int],
+    cut_results: bool = False,
     width: int = BEAM_WIDTH,
 ) -> AxisChoice:
-    """Run the beam. `given`: placements or options of the graph's inputs; `tied`: state output → state input."""
+    """Run the beam. `given`: placements or options of the graph's inputs; `tied`: state output → state input.
+
+    cut_results: results may be left cut at no cost, as on an axis that cuts the batch.
+    """
     if size == 1:
         return _all_whole(problem)
     axis = Axis(len(earlier), size, cost, {}, earlier_sizes)
-    search = _Search(problem, axis, earlier, tied)
+    search = _Search(problem, axis, earlier, tied, cut_results)
     live: list[int] = []
     states = [_State(0.0, 0.0, (), None, None)]
     entered: set[int] = set()
@@ -99,8 +103,11 @@ def _rank(state: _State) -> float:
 class _Search:
     """What stays the same over one run of the beam."""
 
-    def __init__(self, problem: Problem, axis: Axis, earlier: list[AxisChoice], tied: dict[int, int]) -> None:
+    def __init__(
+        self, problem: Problem, axis: Axis, earlier: list[AxisChoice], tied: dict[int, int], cut_results: bool
+    ) -> None:
         self.problem, self.axis, self.earlier, self.tied = problem, axis, earlier, tied
+        self.cut_results = cut_results
         self.numbers = Interned()
         self.sizes = _bytes_on_axis(problem, earlier, axis.earlier)
         self.last_use, self.results = _last_uses(problem, tied)
@@ -183,6 +190,8 @@ class _Search:
             reduced = WHOLE if type(made) is Pending else made
             share = axis.size if type(made) is Split else 1
             return kept / share + axis.cost.convert(made, reduced, size, axis.size)
+        if self.cut_results and any(type(source) is Split for source in at):
+            return 0.0
         return min(axis.cost.convert(source, WHOLE, size, axis.size) for source in at)
 
 
