@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +158,13 @@ class CompiledModule(torch.nn.Module):
     def host_module(self) -> torch.nn.Module:
         """The copy of the model that captures run: symbols in place of weights."""
         return self._build.host.module
+
+    def part(self, path: str) -> CompiledModule:
+        """One submodule as a compiled module of its own, on the same weights; `path` is its qualified name."""
+        build = self._build
+        module = build.host.module.get_submodule(path)
+        host = replace(build.host, module=module)
+        return CompiledModule(replace(build, host=host, title=f"{build.title}.{path}", counts={"captures": 0, "hits": 0}))
 
     # --- weights --------------------------------------------------------------------------------------------------
 

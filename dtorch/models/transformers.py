@@ -110,7 +110,24 @@ def _shell(compiled: Any, host: PreTrainedModel) -> PreTrainedModel:
         return original(generation_config, model_kwargs, *rest, **named)
 
     shell._prepare_cache_for_generation = prepare
+    if host.config.is_encoder_decoder:
+        encoder = _compiled_encoder(compiled, host)
+        shell.get_encoder = lambda *args, **kwargs: encoder
     return shell
+
+
+def _compiled_encoder(compiled: Any, host: PreTrainedModel) -> Any:
+    """The encoder as a compiled module of its own on the same weights: `generate` calls it once, by itself."""
+    encoder = host.get_encoder()
+    path = next(name for name, module in host.named_modules() if module is encoder)
+    part = compiled.part(path)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return type(part).forward(part, *args, **kwargs)
+
+    forward.__signature__ = inspect.signature(encoder.forward)  # type: ignore[attr-defined]
+    part.__dict__["forward"] = forward
+    return part
 
 
 # The library's own caches: taken apart even while they hold no tensor, since the forward is going to fill them.
