@@ -406,6 +406,7 @@ def test_the_default_dtype_is_part_of_a_call(shape: tuple[int, ...]) -> None:
             torch.set_default_dtype(before)
         assert found.dtype == wanted.dtype == dtype
         assert_near(found, wanted)
+    assert compiled.cache_info()["captures"] == 2
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
