@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -155,7 +156,7 @@ class EagerRecorder(Recorder):
         self.misses = self.hits = 0
         self._plain: dict[int, tuple[Any, int, Tensor]] = {}
         self._emitted: dict[Any, Expansion] = {}
-        self.pools: dict[TensorMeta, list[Tensor]] = {}
+        self.pools: dict[TensorMeta, list[Tensor]] = defaultdict(list)  # dead symbols, to be used again
         self.default_dtype = torch.get_default_dtype()  # under which short ways are learnt
         self._start()
 
@@ -218,6 +219,8 @@ class EagerRecorder(Recorder):
         """A new symbol with a value on the devices."""
         made = make(meta, self, requires_grad=requires_grad)
         made.spec, made.remote = spec, remote
+        if requires_grad:
+            made.__dict__["_keeps_flag"] = True  # never used again for another value
         return made
 
     def lift(self, tensor: torch.Tensor) -> Tensor:
@@ -302,8 +305,8 @@ class EagerRecorder(Recorder):
     def redistribute(self, symbol: Tensor, spec: Spec) -> Tensor:
         """A new symbol with the same values, placed as `spec`."""
         slot = self.moved(self.value(symbol), symbol.meta, spec)
-        made = make(symbol.meta, self, slot, symbol.requires_grad)
-        made.spec, made.remote = spec, None
+        made = self.symbol(symbol.meta, spec, None, symbol.requires_grad)
+        made.node = slot
         self.hold(made)
         return made
 
@@ -390,10 +393,10 @@ class EagerRecorder(Recorder):
         while held:
             symbol = held.pop()
             if references(symbol) <= UNHELD and not symbol.__dict__ and not weakref.getweakrefcount(symbol):
-                if symbol.root is None and symbol.origin is None and not symbol.requires_grad:
-                    symbol.node = symbol.remote = None
-                    symbol.version = 0
-                    pools.setdefault(symbol.meta, []).append(symbol)
+                if symbol.origin is None:
+                    symbol.node = symbol.remote = symbol.base = symbol.step = symbol.root = None
+                    symbol.version = symbol.seen = 0
+                    pools[symbol.meta].append(symbol)
                 continue
             slot, symbol.node = symbol.node, None
             if slot is None:

@@ -133,7 +133,7 @@ def learn(recorder: Any, before: Any, key: Any, args: tuple, kwargs: dict[str, A
         if alias is None or alias[0] != VIEW:
             return
         view = (step.called, step.position, alias[1])
-    before.fast[key] = Known(state, result.meta, view, recorder.pools.setdefault(result.meta, []))
+    before.fast[key] = Known(state, result.meta, view, recorder.pools[result.meta])
 
 
 def _binary(function: Callable[..., Any]) -> Callable[..., Any]:

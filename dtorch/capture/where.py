@@ -29,7 +29,7 @@ def _is_users(code: CodeType) -> bool:
 @lru_cache(maxsize=65536)
 def _describe(code: CodeType, line: int) -> str:
     text = linecache.getline(code.co_filename, line).strip()
-    return f"{code.co_filename}:{line} in {code.co_name}" + (f": {text}" if text else "")
+    return f"{code.co_filename}:{line} in {code.co_name}" + (f": {text.rstrip(':')}" if text else "")
 
 
 def here(modules: dict[int, str]) -> tuple[str, str]:
