@@ -13,7 +13,20 @@ _PUBLIC = {
     "Shard": "dtorch.placements",
     "Replicate": "dtorch.placements",
     "Partial": "dtorch.placements",
-    "Tensor": "dtorch.capture.symbol",
+    "Tensor": "dtorch.factories",
+    **dict.fromkeys(
+        (
+            "tensor from_torch distribute_tensor empty zeros ones full rand randn randint randperm arange linspace "
+            "logspace eye empty_like zeros_like ones_like full_like rand_like randn_like randint_like"
+        ).split(),
+        "dtorch.factories",
+    ),
+    **dict.fromkeys(
+        ("Graph", "default_graph", "current_graph", "sync", "sync_future", "explicit_redistribution", "memory_stats"),
+        "dtorch.graph",
+    ),
+    **dict.fromkeys(("device_mesh_guard", "dtype_guard", "default_device_mesh"), "dtorch.defaults"),
+    "TensorFuture": "dtorch.future",
     "Options": "dtorch.options",
     "options": "dtorch.options",
     "errors": "dtorch.errors",

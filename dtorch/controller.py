@@ -100,6 +100,7 @@ class Controller:
         self._busy = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._newest: weakref.ref[Segment] | None = None
 
     def submit(
         self,
@@ -121,6 +122,7 @@ class Controller:
             while len(self._queue) >= QUEUE_SEGMENTS:
                 self._changed.wait()
             self._queue.append(segment)
+            self._newest = weakref.ref(segment)
             if wait:
                 return values
             if self._thread is None:
@@ -154,6 +156,10 @@ class Controller:
             if segment is not None:
                 self._process(segment)
         return True
+
+    def newest(self) -> Segment | None:
+        """The segment that was handed on last, unless it has run and is gone."""
+        return self._newest() if self._newest is not None else None
 
     def drain(self) -> None:
         """Wait until everything queued has run."""

@@ -16,11 +16,12 @@ import torch
 class TensorFuture:
     """The value of a tensor, later. `pending` has `wait(timeout_s) -> bool`, `done` and `when_done(callback)`."""
 
-    def __init__(self, pending: Any, fetch: Callable[[], torch.Tensor]) -> None:
+    def __init__(self, pending: Any, fetch: Callable[[], Any]) -> None:
         self._pending, self._fetch = pending, fetch
 
-    def get(self) -> torch.Tensor:
+    def get(self) -> Any:
         """Block until the value is there and return it as a torch tensor; raises what computing it raised."""
+        self._pending.wait(None)
         return self._fetch()
 
     def wait(self) -> None:
@@ -35,7 +36,7 @@ class TensorFuture:
         """Whether `get` would return at once."""
         return self._pending.done
 
-    def __await__(self) -> Generator[Any, None, torch.Tensor]:
+    def __await__(self) -> Generator[Any, None, Any]:
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
 
@@ -46,3 +47,18 @@ class TensorFuture:
         self._pending.when_done(lambda: loop.call_soon_threadsafe(wake))
         yield from waiter.__await__()
         return self._fetch()
+
+
+class _Ready:
+    """What a future waits for when the value is there already."""
+
+    done = True
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        return True
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        callback()
+
+
+READY = _Ready()

@@ -6,6 +6,7 @@ everybody who makes none.
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,13 +15,14 @@ from typing import Any
 
 import torch
 
+from dtorch import torch_private
 from dtorch.capture.eager import EagerRecorder, Trace
 from dtorch.capture.symbol import Tensor, TensorMeta, meta_of
 from dtorch.compiled import axis_names
 from dtorch.compiler import Settings
 from dtorch.controller import Controller, PendingValue
-from dtorch.future import TensorFuture
-from dtorch.ir.layout import Spec
+from dtorch.future import READY, TensorFuture
+from dtorch.ir.layout import Pending, Spec, Split, Whole
 from dtorch.mesh import DeviceMesh
 from dtorch.passes.pipeline import default_passes
 from dtorch.runtime.base import RemoteValue, Runtime
@@ -68,6 +70,29 @@ class _Home:
         """Whether `explicit_redistribution` is on."""
         return _EXPLICIT.get()
 
+    def future(self, remote: RemoteValue) -> TensorFuture:
+        """A future of a value."""
+        pending = remote.segment if isinstance(remote, PendingValue) else None
+        return TensorFuture(READY if pending is None else pending, lambda: self.fetch(remote))
+
+    def part(self, remote: RemoteValue, coordinate: tuple[int, ...]) -> torch.Tensor:
+        """What one device holds of a value, copied to the host."""
+        data = remote.ready() if isinstance(remote, PendingValue) else remote.data
+        return self.runtime.part(data, remote.spec, coordinate)
+
+    def redistribute(self, tensor: Tensor, mesh: DeviceMesh, spec: Spec) -> Tensor:
+        """The tensor placed as `spec` on a mesh of this graph; between meshes the value goes through the host."""
+        if mesh == self.mesh:
+            return tensor.recorder.redistribute(tensor, spec)
+        return self.graph.place(tensor.to_torch(), mesh, spec)
+
+    def saved(self, tensor: Tensor) -> tuple:
+        """How a tensor is pickled: its value, and its mesh and placements as plain data."""
+        mesh = (self.mesh.device_type, self.mesh.device_ids, self.mesh.shape, self.mesh.mesh_dim_names)
+        placed = tuple((type(each).__name__, *vars(each).values()) for each in tensor.spec)
+        value = tensor.to_torch().detach().cpu()
+        return restore, (value, mesh, placed, tensor.requires_grad, torch_private.is_parameter(tensor))
+
 
 class Graph:
     """An independent stream of work. Tensors made under `with graph:` belong to it; graphs run beside each other."""
@@ -76,7 +101,6 @@ class Graph:
         self.controller = Controller(Settings(default_passes(), title="segment"), SEGMENTS_KEPT)
         self._recorders: dict[DeviceMesh, EagerRecorder] = {}
         self._lock = threading.RLock()
-        self._tokens: list[Any] = []
 
     def recorder(self, mesh: DeviceMesh) -> EagerRecorder:
         """The recorder of a mesh, made when it is first needed."""
@@ -104,16 +128,22 @@ class Graph:
         self.flush()
         self.controller.drain()
 
+    def sync_future(self) -> TensorFuture:
+        """A future that is ready (its value is None) once everything recorded so far has run."""
+        self.flush()
+        pending = self.controller.newest()
+        return TensorFuture(READY if pending is None else pending, lambda: None)
+
     def segments(self) -> list[Any]:
         """The segments compiled last, oldest first: `.snapshots`, `.records`, `.plan` of each."""
         return [compiled for compiled, _ in self.controller.segments]
 
     def __enter__(self) -> Graph:
-        self._tokens.append(_CURRENT.set(self))
+        _ENTERED.set((*_ENTERED.get(), self))
         return self
 
     def __exit__(self, *_: object) -> None:
-        _CURRENT.reset(self._tokens.pop())
+        _ENTERED.set(_ENTERED.get()[:-1])
 
     def __del__(self) -> None:
         controller = getattr(self, "controller", None)
@@ -121,7 +151,7 @@ class Graph:
             controller.close()
 
 
-_CURRENT: ContextVar[Graph | None] = ContextVar("dtorch_graph", default=None)
+_ENTERED: ContextVar[tuple[Graph, ...]] = ContextVar("dtorch_graph", default=())  # each thread's own, innermost last
 _DEFAULT: list[Graph] = []
 _DEFAULT_LOCK = threading.Lock()
 
@@ -136,7 +166,8 @@ def default_graph() -> Graph:
 
 def current_graph() -> Graph:
     """The graph of the innermost `with graph:`, or the default one."""
-    return _CURRENT.get() or default_graph()
+    entered = _ENTERED.get()
+    return entered[-1] if entered else default_graph()
 
 
 def sync() -> None:
@@ -144,21 +175,45 @@ def sync() -> None:
     current_graph().sync()
 
 
-def future_of(tensor: Tensor) -> TensorFuture:
-    """A future of a tensor's value; hands the pending work on and does not wait."""
-    recorder = tensor.recorder
-    remote = recorder.remote_of(tensor)
-    pending = remote.segment if isinstance(remote, PendingValue) and remote.segment is not None else _Ready()
-    return TensorFuture(pending, lambda: recorder.home.fetch(remote))
+def sync_future() -> TensorFuture:
+    """A future that is ready once everything recorded so far on the current graph has run."""
+    return current_graph().sync_future()
 
 
-class _Ready:
-    """What a future waits for when the value is there already."""
+_PLACED = {kind.__name__: kind for kind in (Whole, Pending, Split)}
 
-    done = True
 
-    def wait(self, timeout_s: float | None = None) -> bool:
-        return True
+def restore(value: torch.Tensor, mesh: tuple, placed: tuple, requires_grad: bool, parameter: bool) -> Tensor:
+    """A tensor from its pickle, on the current graph."""
+    spec = tuple(_PLACED[name](*fields) for name, *fields in placed)
+    kind, ids, shape, names = mesh
+    placed_on = DeviceMesh(kind, torch.tensor(ids).reshape(shape), mesh_dim_names=names)
+    tensor = current_graph().place(value, placed_on, spec)
+    if parameter:
+        return torch.nn.Parameter(tensor, requires_grad=requires_grad)  # type: ignore[return-value]
+    return tensor.requires_grad_(requires_grad)
 
-    def when_done(self, callback: Any) -> None:
-        callback()
+
+torch.serialization.add_safe_globals([restore])  # so that torch.load reads tensors with weights_only=True
+
+
+def memory_stats() -> dict[str, Any]:
+    """Bytes of the values that devices hold now, over all graphs and compiled modules of the process.
+
+    Gives `bytes` (each part counted where it is kept: simulated devices share equal parts), `values` (how many
+    tensors) and `by_mesh_shape`. Walks the objects of the process: for looking, not for every step.
+    """
+    seen: set[int] = set()
+    values = 0
+    by_mesh: dict[tuple[int, ...], int] = {}
+    for each in gc.get_objects():
+        if not issubclass(type(each), RemoteValue) or each.data is None:  # isinstance would wake lazy proxies
+            continue
+        values += 1
+        for part in each.data if isinstance(each.data, (list, tuple)) else (each.data,):
+            storage = torch_private.storage_id(part)
+            if storage not in seen:
+                seen.add(storage)
+                shape = each.runtime.mesh_shape
+                by_mesh[shape] = by_mesh.get(shape, 0) + part.untyped_storage().nbytes()
+    return {"bytes": sum(by_mesh.values()), "values": values, "by_mesh_shape": by_mesh}

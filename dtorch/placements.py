@@ -29,6 +29,24 @@ def __getattr__(name: str) -> Any:
     return globals()[name]
 
 
+class Placements(tuple):
+    """Placements of a tensor: a tuple that also equals the list of the same items, and prints like one."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return tuple.__eq__(self, tuple(other)) if isinstance(other, (tuple, list)) else NotImplemented
+
+    def __ne__(self, other: object) -> bool:
+        equal = self.__eq__(other)
+        return equal if equal is NotImplemented else not equal
+
+    __hash__ = tuple.__hash__
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
 def normalize(
     placements: Iterable[Any] | Mapping[str, Any] | None, mesh: DeviceMesh, ndim: int | None = None
 ) -> tuple[Any, ...]:

@@ -6,6 +6,8 @@ In: torch objects. Out: small functions with plain results, in a section for eac
 from __future__ import annotations
 
 import importlib
+import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -131,6 +133,7 @@ def fake_mode() -> Any:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     teach_fake_tensors()
+    logging.getLogger("torch._subclasses.fake_tensor").addFilter(lambda record: not getattr(_PROBING, "now", False))
     return FakeTensorMode(allow_non_fake_inputs=False)
 
 
@@ -149,16 +152,46 @@ def is_fake(value: Any) -> bool:
     return isinstance(value, FakeTensor)
 
 
+_PROBING = threading.local()
+
+
 @contextmanager
 def fake_execution() -> Iterator[None]:
-    """Run torch functions on fakes: no autograd, versions counted, subclasses not asked."""
-    with (
-        torch.inference_mode(False),
-        torch.no_grad(),
-        torch._C.DisableTorchFunctionSubclass(),
-        fake_mode(),
-    ):
-        yield
+    """Run torch functions on fakes: no autograd, versions counted, subclasses not asked.
+
+    What torch would log about a call that fails is left out: the error itself is raised on the user's line.
+    """
+    before = getattr(_PROBING, "now", False)
+    _PROBING.now = True
+    try:
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+            torch._C.DisableTorchFunctionSubclass(),
+            fake_mode(),
+        ):
+            yield
+    finally:
+        _PROBING.now = before
+
+
+def last_op(function: Callable[[], Any]) -> str | None:
+    """The ATen operator that a call on fakes reaches last, such as `aten.mm`: of one that fails, the one that fails."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen: list[Any] = []
+
+    class Last(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    try:
+        with fake_execution(), Last():
+            function()
+    except Exception:  # noqa: BLE001  (that it fails is known: the name is wanted)
+        pass
+    return str(seen[-1].overloadpacket) if seen else None
 
 
 @lru_cache(maxsize=1)
@@ -533,3 +566,9 @@ def is_parameter(tensor: torch.Tensor) -> bool:
 
 function_modes_active: Callable[[], int] = torch._C._len_torch_function_stack
 """How many TorchFunctionModes are entered (a capture, a default device, a user's own): then dispatch asks them first."""
+
+
+def set_data(symbol: torch.Tensor, base: torch.Tensor) -> None:
+    """Give a symbol the metadata of another meta tensor, as `symbol.data = base` does."""
+    with torch._C.DisableTorchFunctionSubclass():
+        symbol.data = base

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from dtorch.errors import UnsupportedError
 from dtorch.ir.layout import Spec
 from dtorch.ir.plan import Plan
 
@@ -71,6 +72,10 @@ class Runtime(ABC):
     @abstractmethod
     def gather(self, data: Any, shape: tuple[int, ...], dtype: torch.dtype, spec: Spec) -> torch.Tensor:
         """One host tensor from data placed as `spec`; shares bytes only where the data is one whole tensor."""
+
+    def part(self, data: Any, spec: Spec, coordinate: tuple[int, ...]) -> torch.Tensor:
+        """What the device at a mesh coordinate holds, copied to the host; for debugging."""
+        raise UnsupportedError(f"{type(self).__name__} cannot show the parts of single devices yet.")
 
     @abstractmethod
     def close(self) -> None:

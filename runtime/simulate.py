@@ -91,6 +91,14 @@ class SimulatedRuntime(Runtime):
             put_local(full, whole, cut, self.mesh_shape, coordinate)
         return full
 
+    def part(self, data: Any, spec: Spec, coordinate: tuple[int, ...]) -> torch.Tensor:
+        """The part of one coordinate."""
+        axes = varying_axes(spec, self.mesh_shape)
+        if not axes:
+            return data.detach().clone()
+        own = tuple(at if axis in axes else 0 for axis, at in enumerate(coordinate))
+        return data[self._coordinates(axes).index(own)].detach().clone()
+
     def _coordinates(self, axes: tuple[int, ...]) -> list[tuple[int, ...]]:
         ranges = [range(self.mesh_shape[axis]) if axis in axes else (0,) for axis in range(len(self.mesh_shape))]
         return list(itertools.product(*ranges))

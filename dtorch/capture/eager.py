@@ -18,9 +18,9 @@ import torch
 
 from dtorch import torch_private
 from dtorch.capture import fast, mutation
-from dtorch.capture.expand import Expansion, Operation, Step, fill, name_of, ref
-from dtorch.capture.place import PlacedStep, place_expansion
-from dtorch.capture.record import Recorder
+from dtorch.capture.expand import Expansion, Operation, Step, fill, name_of, operation, ref
+from dtorch.capture.place import PlacedStep, place_expansion, place_made
+from dtorch.capture.record import Recorder, Scan
 from dtorch.capture.symbol import Tensor, TensorMeta, make, meta_of
 from dtorch.capture.where import here
 from dtorch.errors import CaptureError, ShardingError
@@ -186,7 +186,7 @@ class EagerRecorder(Recorder):
     def _foreign(self, symbol: Tensor) -> str:
         other = symbol.recorder
         if not isinstance(other, EagerRecorder):
-            return f"{self.line()}: {symbol!r} has no value here: it belongs to a captured model."
+            return f"{self.line()}: {symbol.summary} has no value here: it belongs to a captured model."
         return (
             f"{self.line()}: tensors on {self.home.mesh_text} and on {other.home.mesh_text} meet in one operation. Bring "
             "them to one mesh first: x.redistribute(device_mesh=..., placements=...)."
@@ -198,7 +198,7 @@ class EagerRecorder(Recorder):
 
     def _enter(self, symbol: Tensor) -> Slot:
         if symbol.remote is None:
-            raise CaptureError(f"{self.line()}: {symbol!r} has no value.")
+            raise CaptureError(f"{self.line()}: {symbol.summary} has no value.")
         key = ("in", symbol.meta, symbol.spec)
         state = self.state.next.get(key)
         if state is None:
@@ -310,6 +310,34 @@ class EagerRecorder(Recorder):
         self.hold(made)
         return made
 
+    def rebind(self, symbol: Tensor, value: Tensor) -> None:
+        """`symbol.data = value`: the same object with another value, perhaps of another shape, dtype or placement."""
+        slot = self.value(value)
+        torch_private.set_data(symbol, value.meta.base)
+        symbol.meta, symbol.spec, symbol.node, symbol.remote = value.meta, value.spec, slot, value.remote
+        symbol.base = symbol.step = symbol.root = None
+        self.hold(symbol)
+
+    def create(
+        self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any], spec_of: Callable[[int], Spec]
+    ) -> Tensor:
+        """Record a factory; `spec_of` gives the placement for a number of dimensions."""
+        scan = Scan(args, kwargs)
+        called = operation((function, (), self.ambient(), *scan.tokens), function, scan.args, scan.kwargs, ())
+        meta = called.results[0]
+        expansion, spec = called.expand(), spec_of(len(meta.shape))
+        key = ("make", id(expansion), spec)
+        state = self.state.next.get(key)
+        if state is None:
+            placed = place_made(expansion, spec, self.mesh_shape)
+            state = self._grow(key, Called(placed, (), here({})[0]), placed.outputs, expansion)
+        self.state = state
+        self.steps += 1
+        made = make(meta, self, state.outputs[0])
+        made.spec = spec
+        self.hold(made)
+        return made
+
     # --- calls ----------------------------------------------------------------------------------------------------
 
     def quick_call(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any] | None) -> Any:
@@ -349,8 +377,8 @@ class EagerRecorder(Recorder):
             result = called.function(*fill(called.args, values), **fill(called.kwargs, values))
         like = symbols[0].spec if symbols else (WHOLE,) * len(self.mesh_shape)
         for i in called.mutated:
-            symbols[i].node, symbols[i].remote = None, self.home.put(values[i], symbols[i].spec)
-            symbols[i].version += 1
+            drawn = self.symbol(symbols[i].meta, symbols[i].spec, self.home.put(values[i], symbols[i].spec))
+            mutation.write(self, symbols[i], self.value(drawn))
         flat, tree = torch_private.tree_flatten(result)
         made = []
         for value, alias in zip(flat, called.aliases, strict=True):

@@ -13,9 +13,13 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from dtorch import torch_private
+from dtorch.capture.expand import fill, name_of
+from dtorch.capture.methods import no_gradients
 from dtorch.capture.record import Recorder, Scan
-from dtorch.capture.symbol import GETTERS, Tensor
-from dtorch.errors import CaptureError
+from dtorch.capture.symbol import GETTERS, Tensor, meta_of
+from dtorch.errors import CaptureError, DTorchError, InputError
+from dtorch.ir.layout import WHOLE, Pending
+from dtorch.ir.spec import tensor_text
 
 Special = Callable[[Recorder, Any, tuple, dict[str, Any]], Any]
 _NOT_SPECIAL = object()  # a special form found that the call is an ordinary one
@@ -51,6 +55,27 @@ def intercepted(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, An
         return recorder.call(func, args, kwargs, scan)
     except torch_private.data_dependent_exceptions():
         return _on_host(recorder, func, args, kwargs)
+    except DTorchError:
+        raise
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        if not recorder.eager:
+            raise
+        raise _refused(recorder, func, scan, error) from error
+
+
+def _refused(recorder: Recorder, func: Any, scan: Scan, error: Exception) -> Exception:
+    """Torch's error about the arguments of a call, with the operator, the placed arguments and the user's line."""
+    metas = [meta_of(tensor, recorder.device) for tensor in scan.tensors]
+
+    def run() -> None:
+        fakes = [meta.fake() for meta in metas]
+        func(*fill(scan.args, fakes), **fill(scan.kwargs, fakes))
+
+    name = torch_private.last_op(run) or name_of(func)
+    specs = [tensor.spec if isinstance(tensor, Tensor) else None for tensor in scan.tensors]
+    given = ", ".join(tensor_text(meta.dtype, meta.shape, spec) for meta, spec in zip(metas, specs))
+    kind = next(kind for kind in (IndexError, TypeError, NotImplementedError, RuntimeError, ValueError) if isinstance(error, kind))
+    return kind(f"{name}({given}) on {recorder.home.mesh_text}: {error}\n  at {recorder.line()}")
 
 
 def call(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -94,8 +119,6 @@ def _on_host(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any])
         except torch_private.data_dependent_exceptions():
             pass
     scan = Scan(args, kwargs)
-    from dtorch.capture.expand import fill
-
     values = [recorder.host_value(each, what) if isinstance(each, Tensor) else each for each in scan.tensors]
     with torch.no_grad():
         result = func(*fill(scan.args, values), **fill(scan.kwargs, values))
@@ -264,9 +287,12 @@ def _set_data(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]
     if not isinstance(target, Tensor):
         return _NOT_SPECIAL
     value = value if isinstance(value, Tensor) else recorder.lift(value)
+    if recorder.eager:
+        recorder.rebind(target, value)
+        return None
     if value.meta is not target.meta:
         raise CaptureError(
-            f"{recorder.line()}: `.data = ` gives {target!r} another shape or dtype ({value.meta}). Use a new "
+            f"{recorder.line()}: `.data = ` gives {target.summary} another shape or dtype ({value.meta}). Use a new "
             f"tensor instead."
         )
     intercepted(recorder, torch.Tensor.copy_, (target, value), {})
@@ -285,6 +311,54 @@ def _cat(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> 
         return intercepted(recorder, torch.clone, (kept[0],), {"memory_format": torch.contiguous_format})
     rest = {key: value for key, value in kwargs.items() if key != "tensors"}
     return intercepted(recorder, func, (kept, *args[1:]), rest)
+
+
+# --- of eager tensors only ----------------------------------------------------------------------------------------
+
+
+def _to(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Another dtype is recorded; another kind of device is a redistribute, which the user has to name."""
+    tensor, *rest = args
+    if not recorder.eager or not isinstance(tensor, Tensor):
+        return _NOT_SPECIAL
+    options = {key: kwargs[key] for key in ("copy", "memory_format") if kwargs.get(key)}
+    kwargs = {key: value for key, value in kwargs.items() if key not in ("copy", "memory_format")}
+    dtype: torch.dtype | None = None
+    if func is torch.Tensor.cpu or func is torch.Tensor.cuda:
+        device: torch.device | None = torch.device(func.__name__)
+    elif rest and isinstance(rest[0], torch.Tensor):
+        device, dtype = rest[0].device, rest[0].dtype
+    elif rest or kwargs:
+        device, dtype = torch_private.parse_to(*rest, **kwargs)
+    else:
+        return tensor
+    if device is not None and device.type != recorder.device.type:
+        mesh = recorder.home.mesh
+        ids = mesh.mesh.tolist()
+        raise InputError(
+            f"{recorder.line()}: {name_of(func)} to {str(device)!r} of {tensor.summary}, a mesh of {mesh.device_type} "
+            f"devices. x.redistribute(device_mesh=dtorch.DeviceMesh({device.type!r}, {ids})) moves it there; "
+            "x.to_torch() gives a plain torch tensor."
+        )
+    if (dtype is None or dtype is tensor.dtype) and not options:
+        return tensor
+    return recorder.call(torch.Tensor.to, (tensor, dtype or tensor.dtype), options)
+
+
+def _random_like(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Drawn on the host like all random numbers; the tensor's values are not needed, so nothing is read."""
+    if not recorder.eager or not isinstance(args[0], Tensor):
+        return _NOT_SPECIAL
+    meta, device = args[0].meta, recorder.device
+    stand_in = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=device)
+    options = {key: value for key, value in kwargs.items() if key not in ("device", "requires_grad")}
+    value = func(stand_in, *args[1:], **options)
+    spec = tuple(WHOLE if type(placed) is Pending else placed for placed in args[0].spec)
+    return recorder.symbol(meta_of(value, device), spec, recorder.home.put(value, spec), bool(kwargs.get("requires_grad")))
+
+
+def _no_gradients(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    raise no_gradients(f"{recorder.line()}: {name_of(func)}")
 
 
 SPECIAL: dict[Any, Special] = {
@@ -316,6 +390,16 @@ SPECIAL: dict[Any, Special] = {
     torch.cat: _cat,
     torch.concat: _cat,
     torch.concatenate: _cat,
+    torch.Tensor.to: _to,
+    torch.Tensor.cpu: _to,
+    torch.Tensor.cuda: _to,
+    torch.rand_like: _random_like,
+    torch.randn_like: _random_like,
+    torch.randint_like: _random_like,
+    torch.autograd.grad: _no_gradients,
+    torch.autograd.backward: _no_gradients,
+    torch.Tensor.register_hook: _no_gradients,
+    torch.Tensor.register_post_accumulate_grad_hook: _no_gradients,
 }
 
 _FACTORY_NAMES = (

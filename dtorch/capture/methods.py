@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dtorch.errors import CaptureError, PlacementError, UnsupportedError
+from dtorch.ir.spec import from_spec, tensor_text, to_spec
 from dtorch.mesh import DeviceMesh
 from dtorch.placements import Placements, normalize
-from dtorch.sharding import summary
 
 if TYPE_CHECKING:
     from dtorch.capture.symbol import Tensor
@@ -38,7 +38,7 @@ class Placed:
     def placements(self: Any) -> Placements:
         """One placement for each mesh axis, in mesh order: a tuple that also equals the list of the same items."""
         _home(self, "placements", AttributeError)
-        return Placements(summary.public(self.spec))
+        return Placements(from_spec(self.spec))
 
     def check_placement(self: Any, placements: Iterable[Any] | Mapping[str, Any]) -> None:
         """Raise PlacementError unless the tensor is placed as `placements`."""
@@ -53,7 +53,7 @@ class Placed:
     @property
     def summary(self: Any) -> str:
         """The tensor in one line, without its values: `f32[4,3][S(0)] on mesh(tp=4)`."""
-        text = summary.tensor_text(self.meta.dtype, self.meta.shape, self.spec)
+        text = tensor_text(self.meta.dtype, self.meta.shape, self.spec)
         return text if self.spec is None else f"{text} on {self.recorder.home.mesh_text}"
 
     # --- moving ---------------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ class Placed:
             if mesh == home.mesh:
                 return self.recorder.redistribute(self, self.spec)
         wanted = normalize(placements, mesh, self.dim())
-        return home.redistribute(self, mesh, summary.internal(wanted))
+        return home.redistribute(self, mesh, to_spec(wanted))
 
     def redistribute_like(self: Any, other: Tensor) -> Tensor:
         """The same values on the mesh and with the placements of another tensor."""
@@ -88,7 +88,7 @@ class Placed:
         target = _home(other, "redistribute_like()").mesh
         spec = other.spec if other.dim() == self.dim() and other.shape == self.shape else None
         wanted = normalize(other.placements, target, self.dim())
-        return home.redistribute(self, target, summary.internal(wanted) if spec is None else spec)
+        return home.redistribute(self, target, to_spec(wanted) if spec is None else spec)
 
     def redistribute_by_dict(
         self: Any,
@@ -141,8 +141,8 @@ class Placed:
 
     def to_torch(self: Any) -> torch.Tensor:
         """The whole value as a plain torch tensor of its own; waits for it."""
-        home = _home(self, "to_torch()")
-        value = home.fetch(self.recorder.remote_of(self))
+        _home(self, "to_torch()")
+        value = self.recorder.host_value(self)
         return value.requires_grad_() if self.requires_grad else value
 
     full_tensor = to_torch
@@ -168,7 +168,7 @@ def _home(tensor: Any, what: str, kind: type[Exception] = CaptureError) -> Any:
     home = getattr(tensor.recorder, "home", None) if tensor.spec is not None else None
     if home is None:
         raise kind(
-            f"{what} on {summary.tensor_text(tensor.meta.dtype, tensor.meta.shape, None)}: while a module is captured its "
+            f"{what} on {tensor_text(tensor.meta.dtype, tensor.meta.shape, None)}: while a module is captured its "
             "tensors lie on no devices. Ask for placements with dtorch.compile(..., placements=, inputs=)."
         )
     return home

@@ -15,7 +15,7 @@ from torch.fx import Graph, GraphModule
 
 from dtorch.capture.expand import Expansion, fill
 from dtorch.ir import ops
-from dtorch.ir.layout import Spec
+from dtorch.ir.layout import WHOLE, Pending, Spec
 from dtorch.sharding.propagate import place_openly
 
 
@@ -45,6 +45,36 @@ def place_expansion(
             _PLACED.clear()
         found = _PLACED[key] = _place(expansion, values, specs, mesh_shape)
     return found
+
+
+_IN_PARTS = frozenset(("full", "zeros", "ones", "empty"))  # every device can make its own part
+
+
+def place_made(expansion: Expansion, spec: Spec, mesh_shape: tuple[int, ...]) -> PlacedStep:
+    """A factory's expansion, without inputs, placed as `spec`: constants are made in parts, others whole and cut."""
+    key = (id(expansion), spec, mesh_shape)
+    found = _PLACED.get(key)
+    if found is not None:
+        return found
+    graph = Graph()
+    nodes: list[Any] = []
+    whole = (WHOLE,) * len(mesh_shape)
+    parts = tuple(WHOLE if type(placed) is Pending else placed for placed in spec)
+    for step in expansion.steps:
+        node = graph.call_function(step.target, fill(step.args, nodes), fill(step.kwargs, nodes))
+        in_parts = not node.all_input_nodes and step.target.overloadpacket.__name__ in _IN_PARTS
+        node.meta.update(val=step.val, spec=parts if in_parts else whole)
+        nodes.append(node)
+    result = nodes[expansion.outputs[0].index]
+    if result.meta["spec"] != spec:
+        before, val = result.meta["spec"], result.meta["val"]
+        result = graph.call_function(ops.redistribute, (result, before, spec))
+        result.meta.update(val=val, spec=spec)
+    graph.output((result,))
+    module = GraphModule(torch.nn.Module(), graph)
+    made = PlacedStep(str(expansion.steps[0].target), module, ((result.meta["val"], spec),), "", expansion)
+    _PLACED[key] = made
+    return made
 
 
 def _place(

@@ -35,7 +35,7 @@ def host_value(recorder: Recorder, symbol: Tensor, what: str) -> torch.Tensor:
         raise DataDependentError(_message(recorder, symbol, what, depends))
     if symbol.meta.numel > MAX_READ_ELEMENTS:
         raise DataDependentError(
-            f"{recorder.line()}: {what} needs all {symbol.meta.numel} elements of {symbol!r} on the host, and "
+            f"{recorder.line()}: {what} needs all {symbol.meta.numel} elements of {symbol.summary} on the host, and "
             f"a graph would "
             f"hold for these values only; the limit is {MAX_READ_ELEMENTS}. Use torch.where or a mask instead."
         )

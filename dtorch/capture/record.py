@@ -102,7 +102,7 @@ class Recorder:
 
     def _placeholder(self, symbol: Tensor) -> torch.fx.Node:
         if symbol.origin is None:
-            raise CaptureError(f"{self.line()}: {symbol!r} was made outside this capture and has no value in it.")
+            raise CaptureError(f"{self.line()}: {symbol.summary} was made outside this capture and has no value in it.")
         with self.graph.inserting_after(self._last_placeholder):
             node = self.graph.placeholder(re.sub(r"\W", "_", symbol.origin.name))
             node.target = node.name
@@ -122,7 +122,7 @@ class Recorder:
         """The node with the symbol's value as of now."""
         if symbol.recorder is not self:
             raise CaptureError(
-                f"{self.line()}: {symbol!r} belongs to an earlier call of the model, so its value is gone. A "
+                f"{self.line()}: {symbol.summary} belongs to an earlier call of the model, so its value is gone. A "
                 f"tensor that "
                 "must live from call to call has to be a registered buffer, or an argument and a result."
             )
@@ -221,11 +221,12 @@ class Recorder:
 
     def _write_to_plain(self, called: Operation, plain: torch.Tensor, symbols: list[Tensor]) -> str:
         other = next((symbol for symbol in symbols if symbol.origin is None or symbol.origin.kind != "constant"), None)
+        source = "dtorch tensors" if other is None else f"the dtorch tensor {other.summary}"
         return (
-            f"{self.line()}: {name_of(called.function)} writes {other!r} into a plain torch.Tensor of shape "
-            f"{tuple(plain.shape)} and dtype {plain.dtype}, which is not part of the captured graph. Make the "
-            f"destination "
-            "inside the forward, for example `x.new_zeros(...)` of a tensor x of the model, or register it as a buffer."
+            f"{self.line()}: {name_of(called.function)} writes {source} into a plain torch.Tensor of shape "
+            f"{tuple(plain.shape)} and dtype {plain.dtype}, which dtorch does not hold. Make the destination of a dtorch "
+            "tensor x, `x.new_zeros(...)`, or write what `x.to_torch()` gives; a captured module can also register it "
+            "as a buffer."
         )
 
     def _random(self, called: Operation, op: str) -> str:

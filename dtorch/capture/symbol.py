@@ -7,14 +7,15 @@ accept; every torch function on it is handed to the recorder.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dtorch import torch_private
-from dtorch.errors import CaptureError
+from dtorch.capture.methods import Placed, no_gradients
+from dtorch.errors import CaptureError, InputError
 
 if TYPE_CHECKING:
     from dtorch.capture.record import Recorder
@@ -77,8 +78,16 @@ def meta_of(tensor: torch.Tensor, device: torch.device | None = None) -> TensorM
     return tensor_meta(tensor.shape, tensor.stride(), tensor.dtype, device or tensor.device)
 
 
-class Tensor(torch.Tensor):
-    """A tensor of which only metadata is known; torch functions on it are recorded, not run."""
+CONSTRUCT: dict[str, Callable[..., Any]] = {}
+"""How `dtorch.Tensor(...)` makes a tensor, under "tensor": known to the graph, which lies above and registers here."""
+
+
+class Tensor(Placed, torch.Tensor):
+    """A tensor whose values are on a mesh's devices: shape, dtype, mesh and placements here, and no data.
+
+    `dtorch.Tensor(data, device_mesh=, placements=, device=, dtype=, requires_grad=)` copies a torch tensor (or an array
+    or nested numbers) to the devices. Torch functions on it are recorded and run later.
+    """
 
     # Where the value comes from. `node`: the fx node that computes it, None before the first use of an input.
     # A view has `base` (the symbol it was taken from), `step` (how) and `root` (the base of bases); it is stale
@@ -97,6 +106,18 @@ class Tensor(torch.Tensor):
     origin: Any
     spec: Any
     remote: Any
+
+    def __new__(cls, *data: Any, **options: Any) -> Tensor:
+        """Copy a tensor to the devices of a mesh."""
+        if len(data) != 1 or isinstance(data[0], (int, torch.Size)):
+            raise InputError(
+                f"dtorch.Tensor{data!r}: give one torch tensor, array or list of numbers; dtorch.empty(shape) makes a "
+                "tensor of a shape."
+            )
+        return CONSTRUCT["tensor"](data[0], **options)
+
+    def __init__(self, *data: Any, **options: Any) -> None:
+        """Everything is done in `__new__`."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -164,25 +185,33 @@ class Tensor(torch.Tensor):
         return self.meta.shape[0]
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
+        if self.spec is not None:
+            value = self.to_torch()
+            placed = f"device_mesh={self.device_mesh!r}, placements={self.placements!r}"
+            return f"{value!r}\nshape={self.shape}, dtype={self.dtype},\n{placed}"
         state = "" if self.node is None else f", value={self.node}"
         return (
             f"dtorch.Tensor(shape={list(self.meta.shape)}, dtype={self.meta.dtype}, device={self.meta.device}{state})"
         )
 
     def __format__(self, spec: str) -> str:
+        if self.spec is not None and not self.meta.shape:
+            return format(self.to_torch(), spec)
         return format(repr(self), spec)
 
     __hash__ = object.__hash__
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if id(self) not in memo:
-            copied = self.clone()
+            copied = self.clone() if self.spec is None else self.recorder.redistribute(self, self.spec)
             if torch_private.is_parameter(self):
                 copied = torch.nn.Parameter(copied, requires_grad=self.requires_grad)
             memo[id(self)] = copied
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        if self.spec is not None:
+            return self.recorder.home.saved(self)
         raise CaptureError(
             f"{self!r} cannot be pickled: it has no data while a model is captured. "
             "Save tensors outside the captured forward."
@@ -198,19 +227,16 @@ class Tensor(torch.Tensor):
         raise CaptureError(_no_memory(self, "storage()"))
 
     def backward(self, *args: Any, **kwargs: Any) -> None:  # noqa: D102
-        raise CaptureError(
-            f"backward() on {self!r}: a captured forward runs as inference; gradients are not there yet. "
-            "Train the model outside dtorch."
-        )
+        raise no_gradients(f"backward() on {self.summary}")
 
     def retain_grad(self) -> None:  # noqa: D102
-        raise CaptureError(f"retain_grad() on {self!r}: a captured forward runs as inference, without gradients.")
+        raise no_gradients(f"retain_grad() on {self.summary}")
 
 
 def _no_memory(symbol: Tensor, what: str) -> str:
     return (
-        f"{what} on {symbol!r}: a tensor has no memory while the model is captured. "
-        "Work on values with torch functions, or keep this code outside the captured module."
+        f"{what} on {symbol.summary}: a dtorch tensor has no memory in this process. "
+        "Work on values with torch functions; x.to_torch() gives a tensor with memory."
     )
 
 

@@ -14,22 +14,8 @@ from torch.fx import Graph, Node
 
 from dtorch.ir.layout import Pending, Split, Whole
 from dtorch.ir.snapshot import Row
+from dtorch.ir.spec import DTYPE_NAMES
 from dtorch.torch_private import OpOverload
-
-_DTYPES = {
-    torch.float64: "f64",
-    torch.float32: "f32",
-    torch.float16: "f16",
-    torch.bfloat16: "bf16",
-    torch.int64: "i64",
-    torch.int32: "i32",
-    torch.int16: "i16",
-    torch.int8: "i8",
-    torch.uint8: "u8",
-    torch.bool: "b8",
-    torch.complex64: "c64",
-    torch.complex128: "c128",
-}
 
 
 def graph_text(graph: Graph, level: str) -> str:
@@ -69,7 +55,7 @@ def target_text(target: Any) -> str:
 def value_text(value: Any) -> str:
     """`f32[2, 64]`; strides follow in braces where they are not those of a contiguous tensor."""
     if isinstance(value, torch.Tensor):
-        text = f"{_DTYPES.get(value.dtype, str(value.dtype))}[{', '.join(map(str, value.shape))}]"
+        text = f"{DTYPE_NAMES.get(value.dtype, str(value.dtype))}[{', '.join(map(str, value.shape))}]"
         return text if _is_dense(value) else text + f"{{{', '.join(map(str, value.stride()))}}}"
     if isinstance(value, (tuple, list)):
         return f"({', '.join(map(value_text, value))})"

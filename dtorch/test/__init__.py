@@ -1,0 +1,1 @@
+"""What users' own tests of distributed code need."""
