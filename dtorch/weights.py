@@ -90,7 +90,9 @@ class WeightStore:
         if entry.remote is not None:
             return entry.remote.fetch()
         assert entry.host is not None
-        return entry.host.read().to(entry.dtype) if isinstance(entry.host, StoredTensor) else entry.host.detach().clone()
+        if isinstance(entry.host, StoredTensor):
+            return entry.host.read().to(entry.dtype)
+        return entry.host.detach().clone()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Full tensors under the model's own keys, in its order; tied keys share one tensor."""
