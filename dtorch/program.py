@@ -105,8 +105,9 @@ class Program:
 
     def _inputs(self, flat: Flat) -> list[Any]:
         if self._weights_version != self.weights.version:
-            unplaced = [item for item in self._weights if self.weights.spec(item[1]) is None]
-            for position, target, spec in progress(self._weights, desc="placing weights") if unplaced else self._weights:
+            unplaced = any(self.weights.spec(target) is None for _, target, _ in self._weights)
+            found = progress(self._weights, desc="placing weights") if unplaced else self._weights
+            for position, target, spec in found:
                 self._fixed[position] = self.weights.data(target, spec)
             self._weights_version = self.weights.version
         inputs = list(self._fixed)
