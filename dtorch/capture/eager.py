@@ -165,7 +165,7 @@ class EagerRecorder(Recorder):
             self.root, self.states = State(None, None, (), 0, None), 1
         self.state = self.root
         self.entered: list[Any] = []
-        self.entered_slots: set[int] = set()
+        self.entered_slots: dict[int, Any] = {}  # remote values by slot
         self.held: list[Tensor] = []
         self.steps = 0
 
@@ -205,7 +205,7 @@ class EagerRecorder(Recorder):
             state = self._grow(key, Entered(symbol.meta, symbol.spec), [(symbol.meta.val(), symbol.spec)], symbol.meta)
         self.state = state
         self.entered.append(symbol.remote)
-        self.entered_slots.add(state.outputs[0].index)
+        self.entered_slots[state.outputs[0].index] = symbol.remote
         return state.outputs[0]
 
     def _grow(self, key: Any, entry: Any, outputs: Sequence[tuple[Any, Spec]], keep: Any) -> State:
@@ -379,6 +379,7 @@ class EagerRecorder(Recorder):
         for i in called.mutated:
             drawn = self.symbol(symbols[i].meta, symbols[i].spec, self.home.put(values[i], symbols[i].spec))
             mutation.write(self, symbols[i], self.value(drawn))
+            self.hold(symbols[i])
         flat, tree = torch_private.tree_flatten(result)
         made = []
         for value, alias in zip(flat, called.aliases, strict=True):
@@ -431,7 +432,9 @@ class EagerRecorder(Recorder):
                 continue
             if symbol.root is not None and symbol.seen != symbol.root.version:
                 symbol.remote = None  # derived again from its base when it is next used
-            elif slot.index not in entered or symbol.remote is None:
+            elif slot.index in entered:
+                symbol.remote = entered[slot.index]
+            else:
                 wanted.setdefault(slot.index, []).append(symbol)
                 metas[slot.index] = (symbol.meta, slot.spec)
         state, inputs = self.state, self.entered

@@ -215,7 +215,8 @@ def _method(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _BINARY = ("__add__", "__sub__", "__mul__", "__truediv__", "__matmul__", "__radd__", "__rmul__")
-_METHODS = ("view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "flatten", "__getitem__", "__neg__")
+# no __getitem__ here: a Python one makes torch.tensor([x, 1.0]) take x for a sequence and ask a 0-d one for its len()
+_METHODS = ("view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "flatten", "__neg__")
 SEGMENT_OPS = 1024
 
 

@@ -17,7 +17,7 @@ from dtorch.capture.expand import fill, name_of
 from dtorch.capture.methods import no_gradients
 from dtorch.capture.record import Recorder, Scan
 from dtorch.capture.symbol import GETTERS, Tensor, meta_of
-from dtorch.errors import CaptureError, DTorchError, InputError
+from dtorch.errors import CaptureError, DTorchError, InputError, UnsupportedError
 from dtorch.ir.layout import WHOLE, Pending
 from dtorch.ir.spec import tensor_text
 
@@ -92,7 +92,11 @@ def call(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 
 def dispatch(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """An ATen operator that reached a symbol past torch functions (vmap, C++ callers)."""
+    """An ATen operator that reached a symbol past torch functions (vmap, C++ callers, which see a meta tensor)."""
+    device = kwargs.get("device")
+    if device is not None and device.type == "meta":
+        symbol = next((tensor for tensor in Scan(args, kwargs).tensors if isinstance(tensor, Tensor)), None)
+        kwargs = kwargs if symbol is None else {**kwargs, "device": symbol.device}
     return call(func, args, kwargs)
 
 
@@ -361,6 +365,19 @@ def _no_gradients(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, 
     raise no_gradients(f"{recorder.line()}: {name_of(func)}")
 
 
+def _needs_memory(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    if not recorder.eager or not isinstance(args[0], Tensor):
+        return _NOT_SPECIAL
+    raise UnsupportedError(
+        f"{recorder.line()}: {name_of(func)} on {args[0].summary} works on a tensor's own memory, which is on the devices. "
+        "Use a function that returns a new tensor, or copy_; x.to_torch() gives a plain torch tensor."
+    )
+
+
+def _itself(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    return args[0] if recorder.eager else _NOT_SPECIAL
+
+
 SPECIAL: dict[Any, Special] = {
     torch.Tensor.item: _reading("item()", lambda value: value.item()),
     torch.Tensor.tolist: _reading("tolist()", lambda value: value.tolist()),
@@ -390,6 +407,11 @@ SPECIAL: dict[Any, Special] = {
     torch.cat: _cat,
     torch.concat: _cat,
     torch.concatenate: _cat,
+    torch.Tensor.pin_memory: _itself,
+    **dict.fromkeys(
+        [getattr(torch.Tensor, name) for name in "set_ apply_ map_ map2_ share_memory_ resize_ resize_as_".split()],
+        _needs_memory,
+    ),
     torch.Tensor.to: _to,
     torch.Tensor.cpu: _to,
     torch.Tensor.cuda: _to,

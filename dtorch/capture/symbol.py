@@ -226,6 +226,14 @@ class Tensor(Placed, torch.Tensor):
     def storage(self) -> Any:  # noqa: D102
         raise CaptureError(_no_memory(self, "storage()"))
 
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.spec is None:
+            raise CaptureError(_no_memory(self, "dlpack"))
+        return self.to_torch().detach().__dlpack__(*args, **kwargs)
+
+    def __dlpack_device__(self) -> Any:
+        return (self.to_torch().detach() if self.spec is not None else self.meta.base).__dlpack_device__()
+
     def backward(self, *args: Any, **kwargs: Any) -> None:  # noqa: D102
         raise no_gradients(f"backward() on {self.summary}")
 
@@ -259,7 +267,19 @@ def _raw(function: Any) -> Any:
 
 def _getters() -> dict[Any, Any]:
     """Functions that ask about a tensor's part in autograd and the like, which the C++ object knows."""
-    return {function: _raw(function) for function in torch_private.bookkeeping_functions()}
+    found = {function: _raw(function) for function in torch_private.bookkeeping_functions()}
+    for function in (torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__):
+        found[function] = _marking(function)
+    return found
+
+
+def _marking(function: Any) -> Any:
+    def set_requires_grad(symbol: Any, *args: Any, **kwargs: Any) -> Any:
+        symbol.__dict__["own"] = True  # the object is marked, so that it is not used again for another value
+        with torch_private.without_torch_function():
+            return function(symbol, *args, **kwargs)
+
+    return set_requires_grad
 
 
 GETTERS: dict[Any, Any] = _getters()

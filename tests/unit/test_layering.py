@@ -16,14 +16,17 @@ LAYERS = (
     ("options", "torch_private"),
     ("mesh",),
     ("placements",),
-    ("distributed_spec",),
+    ("distributed_spec", "defaults"),
     ("ir",),
     ("sharding",),
     ("capture", "passes"),
     ("lower",),
     ("compiler",),
-    ("future",),
-    ("controller", "report"),
+    ("segment", "future", "calls"),
+    ("weight_files",),
+    ("weights", "controller", "report"),
+    ("program",),
+    ("compiled",),
     ("graph",),
     ("factories",),
     ("nn", "models", "test"),
@@ -31,9 +34,9 @@ LAYERS = (
     ("__main__", "dtorch"),
 )
 RANKS = {room: rank for rank, layer in enumerate(LAYERS) for room in layer}
-# A plan runs without the compiler: the runtime sees only the plain data below it, and is seen from the controller up.
+# A plan runs without the compiler: the runtime sees only the plain data below it, and is seen from what holds values up.
 RUNTIME_MAY_IMPORT = {"runtime", "ir", "options", "errors", "torch_private"}
-KNOWS_RUNTIME_FROM = RANKS["controller"]
+KNOWS_RUNTIME_FROM = RANKS["weight_files"]
 
 
 def sources():
