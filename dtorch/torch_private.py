@@ -572,3 +572,10 @@ def set_data(symbol: torch.Tensor, base: torch.Tensor) -> None:
     """Give a symbol the metadata of another meta tensor, as `symbol.data = base` does."""
     with torch._C.DisableTorchFunctionSubclass():
         symbol.data = base
+
+
+def active_function_modes() -> tuple[Any, ...]:
+    """The TorchFunctionModes that are entered, outermost first; a capture's own is not among them while it listens."""
+    from torch.overrides import _get_current_function_mode_stack
+
+    return tuple(_get_current_function_mode_stack())

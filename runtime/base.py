@@ -89,4 +89,5 @@ class Runtime(ABC):
     def fetch(self, value: RemoteValue) -> torch.Tensor:
         """The logical value of a RemoteValue as a host tensor of its own."""
         result = self.gather(value.data, value.shape, value.dtype, value.spec)
-        return result.clone() if result is value.data else result
+        shares = isinstance(value.data, torch.Tensor) and result.data_ptr() == value.data.data_ptr()
+        return result.clone(memory_format=torch.preserve_format) if shares else result

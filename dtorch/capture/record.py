@@ -169,7 +169,8 @@ class Recorder:
         casts = tuple(
             torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in self.device_types
         )
-        return casts, torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
+        modes = torch_private.active_function_modes() if torch_private.function_modes_active() else ()
+        return casts, torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(), modes
 
     def call(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any], scan: Scan | None = None) -> Any:
         """Record one call and return what it returns, with symbols for tensors."""
