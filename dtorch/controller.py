@@ -19,6 +19,7 @@ from dtorch.compiler import Compiled, Settings
 from dtorch.ir.layout import Spec
 from dtorch.runtime.base import LoadedPlan, RemoteValue, Runtime
 from dtorch.segment import compile_segment
+from dtorch.torch_private import dispatcher_is_bypassed
 
 QUEUE_SEGMENTS = 64  # a client that is further ahead than this waits: memory stays bounded
 
@@ -125,14 +126,21 @@ class Controller:
             self._newest = weakref.ref(segment)
             if wait:
                 return values
-            if self._thread is None:
-                self._thread = threading.Thread(target=_work, args=(weakref.ref(self),), name="dtorch-controller", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+            self._wake()
         return values
+
+    def _wake(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=_work, args=(weakref.ref(self),), name="dtorch-controller", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
 
     def help_with(self, wanted: Segment) -> None:
         """Work the queue off here, up to a segment, unless the thread is at it."""
+        if dispatcher_is_bypassed():  # nothing can be compiled here
+            with self._changed:
+                self._wake()
+            return
         while not wanted.done:
             if not self._busy.acquire(blocking=False):
                 return

@@ -141,6 +141,8 @@ def fake_tensor(
     shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
 ) -> torch.Tensor:
     """A tensor with metadata and no data, of the process' fake mode."""
+    if dispatcher_is_bypassed():
+        return in_fresh_thread(lambda: fake_tensor(shape, stride, dtype, device))
     with torch.inference_mode(False), torch._C.DisableTorchFunction(), fake_mode():
         return torch.empty_strided(shape, stride, dtype=dtype, device=device)
 
@@ -579,3 +581,19 @@ def active_function_modes() -> tuple[Any, ...]:
     from torch.overrides import _get_current_function_mode_stack
 
     return tuple(_get_current_function_mode_stack())
+
+
+def dispatcher_is_bypassed() -> bool:
+    """Whether this thread is inside a reader that switched torch's Python dispatch off, as `torch.tensor([x])` does.
+
+    Fake tensors and traces cannot be made there: they would come out as real ones.
+    """
+    return torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python)
+
+
+def in_fresh_thread(function: Callable[[], Any]) -> Any:
+    """Run a function on a thread of its own, where no dispatch state is inherited, and give its result or error."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
