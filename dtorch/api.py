@@ -22,8 +22,8 @@ from dtorch.passes.base import NUMERICS, Numerics
 from dtorch.passes.pipeline import PassPipeline
 from dtorch.runtime.simulate import SimulatedRuntime
 from dtorch.sharding.presets import style_asks, user_asks
-from dtorch.weight_files import assign, read_sources
-from dtorch.weights import WeightStore, release_memory, snapshot
+from dtorch.compiled.weight_files import assign, read_sources
+from dtorch.compiled.weights import WeightStore, release_memory, snapshot
 
 _FOREIGN = {
     "tp_size": "a mesh with an axis named tp",

@@ -133,6 +133,11 @@ class DeviceMesh:
             raise MeshError(f"no axis {dim!r} in {self.summary}, which has {self.ndim} axes: give a name or an index")
         return dim % self.ndim
 
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """A name for every axis, as groups and streams are called: its own, or "axis" with its index."""
+        return self.mesh_dim_names or tuple(f"axis{index}" for index in range(self.ndim))
+
     def axis_label(self, index: int) -> str:
         """How messages call an axis: its name in quotes, or its index."""
         return f'"{self.mesh_dim_names[index]}"' if self.mesh_dim_names else str(index)

@@ -570,10 +570,10 @@ function_modes_active: Callable[[], int] = torch._C._len_torch_function_stack
 """How many TorchFunctionModes are entered (a capture, a default device, a user's own): then dispatch asks them first."""
 
 
-def set_data(symbol: torch.Tensor, base: torch.Tensor) -> None:
-    """Give a symbol the metadata of another meta tensor, as `symbol.data = base` does."""
+def set_data(symbol: torch.Tensor, other: torch.Tensor) -> None:
+    """Give a symbol the metadata that C++ knows of another symbol, as `symbol.data = other` does."""
     with torch._C.DisableTorchFunctionSubclass():
-        symbol.data = base
+        symbol.data = other
 
 
 def active_function_modes() -> tuple[Any, ...]:
@@ -597,3 +597,7 @@ def in_fresh_thread(function: Callable[[], Any]) -> Any:
 
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(function).result()
+
+
+VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+"""Reshapes that need strides which allow them, and fail otherwise."""

@@ -23,13 +23,13 @@ def varying_axes(spec: Spec, mesh_shape: tuple[int, ...]) -> Axes:
     return tuple(axis for axis, placed in enumerate(spec) if type(placed) is not Whole and mesh_shape[axis] > 1)
 
 
-def compile_lockstep(plan: Plan) -> tuple[Callable[..., Any], str]:
-    """The function of a plan, and its source."""
+def compile_lockstep(plan: Plan) -> tuple[Callable[..., Any], str, dict[int, int]]:
+    """The function of a plan, its source, and the position of the instruction behind each source line."""
     writer = _Writer(plan)
     source = writer.write()
     namespace = dict(writer.constants)
     exec(compile(source, "<dtorch plan>", "exec"), namespace)  # noqa: S102
-    return namespace["run"], source
+    return namespace["run"], source, writer.lines
 
 
 class _Writer:
@@ -40,13 +40,15 @@ class _Writer:
         self.constants: dict[str, Any] = {}
         self._names: dict[Any, str] = {}
         self._kernels: dict[str, str] = {}
+        self.lines: dict[int, int] = {}
 
     def write(self) -> str:
         plan, lines = self.plan, []
         for item in plan.inputs:
             self.axes[item.register] = varying_axes(item.spec, self.shape)
-        for instruction in plan.instructions:
+        for position, instruction in enumerate(plan.instructions):
             lines.append("    " + self._instruction(instruction))
+            self.lines[len(lines) + 1] = position
             if instruction.frees:
                 lines.append("    del " + ", ".join(f"v{register}" for register in instruction.frees))
         results = ", ".join(self._result(item.register, varying_axes(item.spec, self.shape)) for item in plan.outputs)

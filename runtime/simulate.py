@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dtorch.ir.layout import Pending, Spec, Split, Whole, put_local, take_local
+from dtorch.ir.layout import PENDING, Pending, Spec, Split, Whole, put_local, take_local
 from dtorch.ir.plan import Plan
 from dtorch.runtime.base import LoadedPlan, Runtime
 from dtorch.runtime.kernels import reduce_parts
@@ -26,12 +26,29 @@ class SimulatedPlan(LoadedPlan):
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.function, self.source = compile_lockstep(plan)
+        self.function, self.source, self._lines = compile_lockstep(plan)
 
     def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """Run all coordinates once."""
-        with plain_execution():
-            return self.function(*inputs)
+        """Run all coordinates once. An exception of a kernel is raised as itself, with the user's line added."""
+        try:
+            with plain_execution():
+                return self.function(*inputs)
+        except Exception as error:
+            self._add_line(error)
+            raise
+
+    def _add_line(self, error: Exception) -> None:
+        trace = error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code is self.function.__code__ and trace.tb_lineno in self._lines:
+                instruction = self.plan.instructions[self._lines[trace.tb_lineno]]
+                where = self.plan.lines[instruction.line] or "a line that is not known"
+                axes = ", ".join(f"{n}={s}" for n, s in zip(self.plan.axis_names, self.plan.mesh_shape))
+                message = f"{error}\n  in {instruction.kernel} on mesh({axes}), from {where}"
+                if len(error.args) <= 1:
+                    error.args = (message,)
+                return
+            trace = trace.tb_next
 
 
 class SimulatedRuntime(Runtime):
@@ -58,7 +75,7 @@ class SimulatedRuntime(Runtime):
         parts = []
         for coordinate in self._coordinates(axes):
             part = take_local(source, spec, self.mesh_shape, coordinate)
-            if any(type(placed) is Pending and coordinate[axis] for axis, placed in enumerate(spec)):
+            if any(placed == PENDING and coordinate[axis] for axis, placed in enumerate(spec)):  # avg, max, min: equal
                 part = torch.zeros_like(part)
             elif copy or not part.is_contiguous():
                 part = part.clone(memory_format=torch.contiguous_format)

@@ -20,7 +20,7 @@ from dtorch.lower.context import CallContext, LocalBuilder
 from dtorch.sharding.localize import OpCall, localize
 from dtorch.sharding.problem import tensor_arguments
 from dtorch.sharding.redistribute import plan_hops
-from dtorch.torch_private import fake_tensor
+from dtorch.torch_private import VIEWS, fake_tensor
 
 
 def lower(graph: GraphModule, mesh_shape: tuple[int, ...], axis_names: tuple[str, ...]) -> GraphModule:
@@ -79,7 +79,7 @@ class _Lowering:
 
     def _stride_proof(self, node: Node) -> Any:
         """A view that was legal for the logical strides may need a copy for what a redistribution left."""
-        if node.target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
+        if node.target in VIEWS:
             source = node.args[0]
             if self.env[source].meta["val"].stride() != source.meta["val"].stride():
                 return torch.ops.aten.reshape.default

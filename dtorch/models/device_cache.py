@@ -164,7 +164,7 @@ def _fill(layer: DeviceLayer, keys: torch.Tensor, values: torch.Tensor) -> None:
 
 def _on_host(tensor: Any, change: Any) -> Any:
     """A device tensor changed on the host and placed again as before."""
-    from dtorch.program import device_tensor
+    from dtorch.compiled.program import device_tensor
 
     remote = tensor.remote
     full = change(remote.fetch()).contiguous()

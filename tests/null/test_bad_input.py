@@ -242,17 +242,12 @@ def test_other_shapes_dtypes_and_values_compile_again() -> None:
     assert compiled.cache_info()["captures"] == 4
 
 
-LATE = pytest.mark.xfail(
-    strict=True, reason="torch's metadata of linear checks no dtype: the plan fails when it runs, without the line"
-)
-
-
 @pytest.mark.parametrize(
     ("x", "words"),
     [
         (noise(3, 5), ["[3, 5]"]),
-        pytest.param(X.double(), ["double", "float"], marks=LATE),
-        pytest.param(torch.ones(3, 4, dtype=torch.long), ["long", "float"], marks=LATE),
+        (X.double(), ["double", "float"]),
+        (torch.ones(3, 4, dtype=torch.long), ["long", "float"]),
     ],
     ids=["shape", "dtype", "integers"],
 )
@@ -262,13 +257,15 @@ def test_an_input_that_the_model_cannot_take_fails_at_the_models_line(x: torch.T
     with pytest.raises(RuntimeError) as caught:
         compiled(x)
     frames = {f"{Path(str(each.path)).name}:{each.lineno + 1}" for each in caught.traceback}
-    assert line_of(Two.forward, "return") in frames
+    # What metadata shows fails while the forward is recorded, what only a kernel sees when the plan runs: then the
+    # message has the line.
+    line = line_of(Two.forward, "return")
+    assert line in frames or line in str(caught.value)
     assert all(word in str(caught.value) for word in words), str(caught.value)
     assert_works(compiled)
     assert compiled.cache_info()["programs"] == 1
 
 
-@pytest.mark.xfail(strict=True, reason="capture fails with torch's own 'Tensor on device cpu is not on ...'")
 def test_an_input_on_another_device_is_named() -> None:
     compiled = two()
     with pytest.raises(InputError) as caught:

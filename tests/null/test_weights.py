@@ -369,7 +369,6 @@ def test_the_state_dict_round_trips_with_keys_order_and_ties(shape: tuple[int, .
     assert_near(compiled(IDS), eager(fresh.eval(), IDS))
 
 
-@pytest.mark.xfail(strict=True, reason="Runtime.fetch copies nothing: what gather gives is never value.data itself")
 def test_a_state_dict_is_a_copy() -> None:
     for shape in MESHES:
         model, compiled = small(*shape)
@@ -527,9 +526,6 @@ def test_training_is_refused() -> None:
     assert_near(compiled(IDS), eager(model, IDS))
 
 
-REFUSED_UNCLEARLY = pytest.mark.xfail(strict=True, reason="CaptureError about symbols instead of UnsupportedError")
-
-
 def pickled(module: Any) -> Any:
     return pickle.loads(pickle.dumps(module))
 
@@ -537,9 +533,9 @@ def pickled(module: Any) -> Any:
 @pytest.mark.parametrize(
     "how",
     [
-        pytest.param(copy.deepcopy, marks=REFUSED_UNCLEARLY),
+        pytest.param(copy.deepcopy),
         copy.copy,
-        pytest.param(pickled, marks=REFUSED_UNCLEARLY),
+        pytest.param(pickled),
     ],
 )
 def test_copies_work_or_say_that_they_do_not(how: Any) -> None:

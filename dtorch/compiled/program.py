@@ -17,7 +17,7 @@ from dtorch.ir.layout import Whole
 from dtorch.ir.plan import PlanOutput
 from dtorch.options import progress
 from dtorch.runtime.base import RemoteValue, Runtime
-from dtorch.weights import WeightStore
+from dtorch.compiled.weights import WeightStore
 
 
 class Program:

@@ -17,24 +17,21 @@ from typing import Any
 
 import torch
 
-from dtorch.calls import GuardTree, call_key, key_difference
+from dtorch.compiled.calls import GuardTree, call_key, key_difference
 from dtorch.capture.host import Host, convert_host
 from dtorch.capture.module import capture_module, flatten_arguments
 from dtorch.capture.structure import Flat
 from dtorch.capture.traced import ReadRequest, Traced
 from dtorch.compiler import Settings, compile_program
 from dtorch.errors import InputError, UnsupportedError
-from dtorch.ir.snapshot import Snapshot
 from dtorch.mesh import DeviceMesh
 from dtorch.options import current, logger
-from dtorch.program import Program, state_results
-from dtorch.report.diff import diff_snapshots, find_snapshot
-from dtorch.report.dump import fresh_directory, write_dumps
-from dtorch.report.table import PassTable
+from dtorch.compiled.program import Program, state_results
+from dtorch.compiled.inspection import Inspection, write_dump
 from dtorch.runtime.base import Runtime
 from dtorch.sharding.requests import Ask, Requests
 from dtorch.torch_private import incompatible_keys, parse_to
-from dtorch.weights import WeightStore
+from dtorch.compiled.weights import WeightStore
 
 CaptureFunction = Callable[[Host, tuple, dict[str, Any], Callable[[ReadRequest], torch.Tensor] | None], Traced]
 
@@ -56,7 +53,7 @@ class Build:
     counts: dict[str, int] = field(default_factory=lambda: {"captures": 0, "hits": 0})
 
 
-class CompiledModule(torch.nn.Module):
+class CompiledModule(Inspection, torch.nn.Module):
     """A module compiled for a mesh. Call it as the model; `passes`, `graph` and `diff` show what the compiler did."""
 
     def __init__(self, build: Build) -> None:
@@ -79,13 +76,23 @@ class CompiledModule(torch.nn.Module):
         if program is None:
             with self._lock, collector_paused():
                 program = self._compile(key, flat, args, kwargs)
-        else:
-            build.counts["hits"] += 1
-            self.__dict__["_last"] = program
+            try:
+                return program(flat)
+            except BaseException:
+                self._trees.pop(key, None)  # what never worked is not kept
+                raise
+        build.counts["hits"] += 1
+        self.__dict__["_last"] = program
         return program(flat)
 
     def _compile(self, key: tuple, flat: Flat, args: tuple, kwargs: dict[str, Any]) -> Program:
         build = self._build
+        for path, leaf in zip(flat.paths, flat.leaves):
+            if leaf.device.type == "meta" and build.mesh.device_type != "meta":
+                raise InputError(
+                    f"{path} is on the meta device and has no values; {build.title} runs on {build.mesh.summary} of "
+                    f"{build.mesh.device_type} devices. Give it a tensor with values."
+                )
         logger("recompiles").info("%s: %s", build.title, key_difference(key, [k for k in self._trees], flat.paths))
         read = None if build.strict else (lambda request: self._answer(request, flat))
         capture = build.capture or capture_statically
@@ -102,11 +109,11 @@ class CompiledModule(torch.nn.Module):
     def _build_program(self, traced: Traced, flat: Flat) -> Program:
         build = self._build
         requests = Requests(
-            self._asks(traced, flat), axis_names(build.mesh), build.mesh.shape, state_results(traced.structure)
+            self._asks(traced, flat), build.mesh.axis_names, build.mesh.shape, state_results(traced.structure)
         )
         compiled = compile_program(traced, requests, build.settings)
         if build.dump is not None:
-            self._write_dump(build.dump, compiled)
+            write_dump(build.dump, build.title, build.mesh.summary, compiled)
         return Program(compiled, build.runtime, build.weights, flat)
 
     def _asks(self, traced: Traced, flat: Flat) -> dict[tuple[str, int], Ask]:
@@ -199,64 +206,6 @@ class CompiledModule(torch.nn.Module):
         """Names and symbols of the buffers."""
         return self._build.host.module.named_buffers(*args, **kwargs)
 
-    # --- what the compiler did ------------------------------------------------------------------------------------
-
-    def passes(self) -> PassTable:
-        """The table of stages and passes of the program last used."""
-        compiled = self._program().compiled
-        return PassTable(tuple(compiled.records), tuple(snapshot.stage for snapshot in compiled.snapshots))
-
-    def graph(self, at: str = "lower") -> torch.fx.GraphModule:
-        """The graph of the program last used, as it was after a stage or pass (`.passes()` lists them)."""
-        return self._snapshot(at).graph_module()
-
-    def graph_text(self, at: str = "lower") -> str:
-        """That graph as text, one line a node."""
-        return self._snapshot(at).text()
-
-    def diff(self, before: str, after: str) -> str:
-        """A unified diff of two stages of the program last used."""
-        return diff_snapshots(self._snapshot(before), self._snapshot(after))
-
-    def plan(self) -> Any:
-        """The plan of the program last used: pure data."""
-        return self._program().compiled.plan
-
-    def placements(self) -> dict[str, tuple]:
-        """Public placements of the weights of the program last used, by name."""
-        from dtorch.ir.spec import from_spec
-
-        return {item.target: from_spec(item.spec) for item in self.plan().inputs if item.kind in ("weight", "buffer")}
-
-    def cache_info(self) -> dict[str, int]:
-        """How many captures there were, how many calls hit a compiled program, how many programs are kept."""
-        kept = sum(1 for tree in self._trees.values() for _ in tree.programs())
-        return {**self._build.counts, "programs": kept}
-
-    def _program(self) -> Program:
-        if self._last is None:
-            raise InputError("Nothing is compiled yet: call the module once, then look at its passes and graphs.")
-        return self._last
-
-    def _snapshot(self, stage: str) -> Snapshot:
-        return find_snapshot(self._program().compiled.snapshots, stage)
-
-    def _write_dump(self, folder: Path, compiled: Any) -> None:
-        table = PassTable(tuple(compiled.records))
-        summary = {
-            "title": self._build.title,
-            "mesh": self._build.mesh.summary,
-            "plan": compiled.plan.digest,
-            "seconds": compiled.seconds,
-            "passes": table.as_dicts(),
-        }
-        try:
-            where = fresh_directory(folder, self._build.title)
-        except OSError:
-            where = folder
-        write_dumps(where, compiled.snapshots, summary)
-        self._build.counts["dumps"] = self._build.counts.get("dumps", 0) + 1
-
     # --- like the model -------------------------------------------------------------------------------------------
 
     def to(self, *args: Any, **kwargs: Any) -> CompiledModule:
@@ -306,6 +255,18 @@ class CompiledModule(torch.nn.Module):
             raise UnsupportedError("A compiled module computes no gradients. Train the model itself.")
         return self
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
+        raise UnsupportedError(
+            "A compiled module cannot be copied: its weights are on the devices. Compile the model again; state_dict() "
+            "carries the values."
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UnsupportedError(
+            "A compiled module cannot be pickled: its weights are on the devices. Save state_dict(), and compile the "
+            "model where it is loaded."
+        )
+
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
@@ -324,11 +285,6 @@ class CompiledModule(torch.nn.Module):
     def __repr__(self) -> str:
         build = self._build
         return f"CompiledModule({build.title} on {build.mesh.summary}, {self.cache_info()['programs']} programs)"
-
-
-def axis_names(mesh: DeviceMesh) -> tuple[str, ...]:
-    """The names of a mesh's axes; axes without one are called by their position."""
-    return mesh.mesh_dim_names or tuple(f"axis{index}" for index in range(mesh.ndim))
 
 
 @contextmanager

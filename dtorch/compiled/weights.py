@@ -17,7 +17,7 @@ import torch
 from dtorch.errors import WeightsError, nearest
 from dtorch.ir.layout import Spec
 from dtorch.runtime.base import RemoteValue, Runtime
-from dtorch.weight_files import StoredTensor
+from dtorch.compiled.weight_files import StoredTensor
 
 
 @dataclass
