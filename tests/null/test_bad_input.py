@@ -261,7 +261,7 @@ def test_an_input_that_the_model_cannot_take_fails_at_the_models_line(x: torch.T
     # message has the line.
     line = line_of(Two.forward, "return")
     assert line in frames or line in str(caught.value)
-    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert all(word in str(caught.value).lower() for word in words), str(caught.value)
     assert_works(compiled)
     assert compiled.cache_info()["programs"] == 1
 
