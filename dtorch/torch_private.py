@@ -141,9 +141,9 @@ def fake_tensor(
     shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
 ) -> torch.Tensor:
     """A tensor with metadata and no data, of the process' fake mode."""
-    if dispatcher_is_bypassed():
+    if dispatcher_is_bypassed() and not getattr(_PROBING, "now", False):
         return in_fresh_thread(lambda: fake_tensor(shape, stride, dtype, device))
-    with torch.inference_mode(False), torch._C.DisableTorchFunction(), fake_mode():
+    with _FAKES, torch.inference_mode(False), torch._C.DisableTorchFunction(), fake_mode():
         return torch.empty_strided(shape, stride, dtype=dtype, device=device)
 
 
@@ -155,6 +155,12 @@ def is_fake(value: Any) -> bool:
 
 
 _PROBING = threading.local()
+_FAKES = threading.RLock()  # a FakeTensorMode keeps state while a call runs, so threads take turns
+
+
+def fakes_in_turn() -> Any:
+    """A context in which no other thread of dtorch works with fake tensors; may be entered again inside."""
+    return _FAKES
 
 
 @contextmanager
@@ -167,6 +173,7 @@ def fake_execution() -> Iterator[None]:
     _PROBING.now = True
     try:
         with (
+            _FAKES,
             torch.inference_mode(False),
             torch.no_grad(),
             torch._C.DisableTorchFunctionSubclass(),

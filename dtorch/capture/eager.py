@@ -313,7 +313,7 @@ class EagerRecorder(Recorder):
     def rebind(self, symbol: Tensor, value: Tensor) -> None:
         """`symbol.data = value`: the same object with another value, perhaps of another shape, dtype or placement."""
         slot = self.value(value)
-        torch_private.set_data(symbol, value.meta.base)
+        torch_private.set_data(symbol, value)
         symbol.meta, symbol.spec, symbol.node, symbol.remote = value.meta, value.spec, slot, value.remote
         symbol.base = symbol.step = symbol.root = None
         self.hold(symbol)

@@ -409,7 +409,7 @@ SPECIAL: dict[Any, Special] = {
     torch.concatenate: _cat,
     torch.Tensor.pin_memory: _itself,
     **dict.fromkeys(
-        [getattr(torch.Tensor, name) for name in "set_ apply_ map_ map2_ share_memory_ resize_ resize_as_".split()],
+        [getattr(torch.Tensor, name) for name in "apply_ map_ map2_ share_memory_ resize_ resize_as_".split()],
         _needs_memory,
     ),
     torch.Tensor.to: _to,

@@ -15,7 +15,7 @@ import torch
 
 from dtorch import torch_private
 from dtorch.capture.methods import Placed, no_gradients
-from dtorch.errors import CaptureError, InputError
+from dtorch.errors import CaptureError, InputError, UnsupportedError
 
 if TYPE_CHECKING:
     from dtorch.capture.record import Recorder
@@ -225,6 +225,9 @@ class Tensor(Placed, torch.Tensor):
 
     def storage(self) -> Any:  # noqa: D102
         raise CaptureError(_no_memory(self, "storage()"))
+
+    def set_(self, *args: Any, **kwargs: Any) -> None:  # noqa: D102
+        raise UnsupportedError(_no_memory(self, "set_()"))
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
         if self.spec is None:

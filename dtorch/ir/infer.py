@@ -15,7 +15,7 @@ from torch.fx import Node, map_arg
 from dtorch.ir.layout import local_bounds
 from dtorch.ir.ops import integer, keep_first, local_begin, local_size, redistribute, slice_scatter_in_place
 from dtorch.ir.schema import value
-from dtorch.torch_private import fake_execution
+from dtorch.torch_private import fake_execution, fakes_in_turn
 
 _INTEGER: dict[str, Callable[[int, int], int]] = {
     "add": lambda a, b: a + b,
@@ -31,7 +31,8 @@ def infer_value(node: Node, axis_sizes: Mapping[str, int] | None = None) -> Any:
     """Call the node's target on fakes. Raises what the target raises if the operands do not fit it."""
     args, kwargs = map_arg((node.args, node.kwargs), value)
     if node.target in (redistribute, keep_first):
-        return torch.empty_like(args[0])
+        with fakes_in_turn():
+            return torch.empty_like(args[0])
     if node.target is slice_scatter_in_place:
         return args[0]
     if node.target is integer:
@@ -41,7 +42,7 @@ def infer_value(node: Node, axis_sizes: Mapping[str, int] | None = None) -> Any:
     mode = next((v.fake_mode for v in map(value, node.all_input_nodes) if hasattr(v, "fake_mode")), None)
     if mode is None:
         mode = next((value(n).fake_mode for n in node.graph.nodes if hasattr(value(n), "fake_mode")), None)
-    with mode if mode is not None else fake_execution(), torch.no_grad():
+    with fakes_in_turn(), mode if mode is not None else fake_execution(), torch.no_grad():
         return node.target(*args, **kwargs)
 
 
