@@ -8,6 +8,8 @@ pending trace). Out: new symbols at once, with final shape and placements; `flus
 from __future__ import annotations
 
 import sys
+import functools
+import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -140,6 +142,17 @@ class Home(Protocol):
         """Whether inputs must come placed as ops want them."""
 
 
+def _locked(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of the recorder during which no other thread records."""
+
+    @functools.wraps(method)
+    def locked(self: EagerRecorder, *args: Any, **kwargs: Any) -> Any:
+        with self.lock:
+            return method(self, *args, **kwargs)
+
+    return locked
+
+
 class EagerRecorder(Recorder):
     """Records eager code on one mesh of one graph."""
 
@@ -149,6 +162,7 @@ class EagerRecorder(Recorder):
     def __init__(self, home: Home, device_type: str) -> None:
         super().__init__(None, device_type)
         self.home = home
+        self.lock = threading.RLock()  # several threads may record on one graph
         self.mesh_shape = home.mesh_shape
         self.device = torch.device(device_type)
         self.root = State(None, None, (), 0, None)
@@ -302,6 +316,7 @@ class EagerRecorder(Recorder):
         self.steps += 1
         return state.outputs[0]
 
+    @_locked
     def redistribute(self, symbol: Tensor, spec: Spec) -> Tensor:
         """A new symbol with the same values, placed as `spec`."""
         slot = self.moved(self.value(symbol), symbol.meta, spec)
@@ -310,6 +325,7 @@ class EagerRecorder(Recorder):
         self.hold(made)
         return made
 
+    @_locked
     def rebind(self, symbol: Tensor, value: Tensor) -> None:
         """`symbol.data = value`: the same object with another value, perhaps of another shape, dtype or placement."""
         slot = self.value(value)
@@ -318,6 +334,7 @@ class EagerRecorder(Recorder):
         symbol.base = symbol.step = symbol.root = None
         self.hold(symbol)
 
+    @_locked
     def create(
         self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any], spec_of: Callable[[int], Spec]
     ) -> Tensor:
@@ -344,21 +361,26 @@ class EagerRecorder(Recorder):
         """A call by what the trie has learnt, or by the long way."""
         if self.steps >= SEGMENT_OPS:
             self.flush()
-        key = fast.key_of(self, function, args, kwargs)
-        if key is None:
-            return intercept_call(function, args, kwargs or {})
-        result = fast.quick(self, function, args, kwargs, key)
-        if result is fast.MISSED:
+        with self.lock:
+            key = fast.key_of(self, function, args, kwargs)
+            result = fast.MISSED if key is None else fast.quick(self, function, args, kwargs, key)
             before = self.state
-            result = intercept_call(function, args, kwargs or {})
-            fast.learn(self, before, key, args, kwargs, result)
+        if result is not fast.MISSED:
+            return result
+        result = intercept_call(function, args, kwargs or {})  # unlocked: it may wait for a value
+        if key is not None:
+            with self.lock:
+                fast.learn(self, before, key, args, kwargs, result)
         return result
 
+    @_locked
     def _apply(self, called: Operation, symbols: list[Tensor], given: list[torch.Tensor]) -> Any:
         if called.expansion is None or called.expansion.random is not None:
             new_values = called.mutated or any(type(result) is TensorMeta for result in called.results)
             if new_values and called.expand().random is not None:
                 return self._draw(called, symbols)
+        if called.mutated and isinstance(called.function, torch_private.OpOverload):
+            return self._draw(called, symbols)  # a custom op that writes: nobody knows its functional form
         result = super()._apply(called, symbols, given)
         if self.steps >= SEGMENT_OPS:
             self.flush()
@@ -402,6 +424,7 @@ class EagerRecorder(Recorder):
     def known_value(self, symbol: Tensor, value: torch.Tensor) -> None:
         """Capture keeps values that it knows; eager symbols have theirs on the devices."""
 
+    @_locked
     def remote_of(self, symbol: Tensor, wait: bool = False) -> Any:
         """The remote value of a symbol; closes the segment if it is pending. `wait`: it is read at once."""
         stale = symbol.root is not None and symbol.seen != symbol.root.version
@@ -410,6 +433,7 @@ class EagerRecorder(Recorder):
             self.flush(wait)
         return symbol.remote
 
+    @_locked
     def flush(self, wait: bool = False) -> None:
         """Hand the pending trace on; symbols that somebody still holds get their remote values.
 
