@@ -375,12 +375,12 @@ class EagerRecorder(Recorder):
 
     @_locked
     def _apply(self, called: Operation, symbols: list[Tensor], given: list[torch.Tensor]) -> Any:
+        if called.mutated and isinstance(called.function, torch_private.OpOverload):
+            return self._draw(called, symbols)  # a custom op that writes: nobody knows its functional form
         if called.expansion is None or called.expansion.random is not None:
             new_values = called.mutated or any(type(result) is TensorMeta for result in called.results)
             if new_values and called.expand().random is not None:
                 return self._draw(called, symbols)
-        if called.mutated and isinstance(called.function, torch_private.OpOverload):
-            return self._draw(called, symbols)  # a custom op that writes: nobody knows its functional form
         result = super()._apply(called, symbols, given)
         if self.steps >= SEGMENT_OPS:
             self.flush()
