@@ -18,7 +18,6 @@ import torch
 from dtorch import torch_private
 from dtorch.capture.eager import EagerRecorder, Trace
 from dtorch.capture.symbol import Tensor, TensorMeta, meta_of
-from dtorch.compiled import axis_names
 from dtorch.compiler import Settings
 from dtorch.controller import Controller, PendingValue
 from dtorch.future import READY, TensorFuture
@@ -50,7 +49,7 @@ class _Home:
         self.mesh_shape = mesh.shape
         self.mesh_text = mesh.summary
         self.runtime: Runtime = SimulatedRuntime(mesh.shape, torch.device(mesh.device_type))
-        self._names = axis_names(mesh)
+        self._names = mesh.axis_names
 
     def put(self, tensor: torch.Tensor, spec: Spec) -> RemoteValue:
         """Place a host tensor (copied)."""

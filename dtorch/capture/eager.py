@@ -1,4 +1,4 @@
-"""The recorder of eager code: calls on distributed tensors walk a trie, so that what was recorded before costs a lookup.
+"""The recorder of eager code: calls on distributed tensors walk a trie; what was recorded before costs a lookup.
 
 In: torch functions on symbols that have values on a mesh's devices (`remote`) or will have (`node`, a `Slot` of the
 pending trace). Out: new symbols at once, with final shape and placements; `flush` hands the pending trace on as a
@@ -7,8 +7,8 @@ pending trace). Out: new symbols at once, with final shape and placements; `flus
 
 from __future__ import annotations
 
-import sys
 import functools
+import sys
 import threading
 import weakref
 from collections import defaultdict
@@ -202,8 +202,8 @@ class EagerRecorder(Recorder):
         if not isinstance(other, EagerRecorder):
             return f"{self.line()}: {symbol.summary} has no value here: it belongs to a captured model."
         return (
-            f"{self.line()}: tensors on {self.home.mesh_text} and on {other.home.mesh_text} meet in one operation. Bring "
-            "them to one mesh first: x.redistribute(device_mesh=..., placements=...)."
+            f"{self.line()}: tensors on {self.home.mesh_text} and on {other.home.mesh_text} meet in one operation. "
+            "Bring them to one mesh (and one graph) first: x.redistribute(device_mesh=..., placements=...)."
         )
 
     def hold(self, symbol: Tensor) -> None:
@@ -263,7 +263,8 @@ class EagerRecorder(Recorder):
         state = self.state.next.get(key)
         if state is None:
             self.misses += 1
-            placed = place_expansion(expansion, [slot.meta["val"] for slot in slots], tuple(s.spec for s in slots), self.mesh_shape)
+            vals, specs = [slot.meta["val"] for slot in slots], tuple(slot.spec for slot in slots)
+            placed = place_expansion(expansion, vals, specs, self.mesh_shape)
             if placed.moves and self.home.explicit():
                 raise ShardingError(self._must_redistribute(placed, slots))
             entry = Called(placed, tuple(slot.index for slot in slots), here({})[0])

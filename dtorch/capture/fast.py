@@ -19,7 +19,9 @@ from dtorch.capture.symbol import Tensor, TensorMeta, make
 from dtorch.torch_private import function_modes_active
 
 MISSED = object()
-_PLAIN = frozenset({int, bool, type(None), str, torch.dtype, torch.memory_format, torch.layout, torch.device, type(...)})
+_PLAIN = frozenset(
+    {int, bool, type(None), str, torch.dtype, torch.memory_format, torch.layout, torch.device, type(...)}
+)
 _autocast = torch.is_autocast_enabled
 _modes = function_modes_active
 _dtype = torch.get_default_dtype
@@ -143,34 +145,35 @@ def _binary(function: Callable[..., Any]) -> Callable[..., Any]:
         recorder = x.recorder
         if recorder is None or not recorder.eager or _modes() or recorder.steps >= SEGMENT_OPS:
             return function(x, other)
-        node = x.node
-        if node is None or (x.root is not None and x.seen != x.root.version):
-            return function(x, other)
-        kind = type(other)
-        if kind is Tensor:
-            right = other.node
-            stale = other.root is not None and other.seen != other.root.version
-            if right is None or stale or other.recorder is not recorder:
+        with recorder.lock:
+            node = x.node
+            if node is None or (x.root is not None and x.seen != x.root.version):
                 return function(x, other)
-            key: Any = (function, node, right)
-        elif kind is float and other == other and other != 0.0 or kind is int:
-            key = (function, node, kind, other)
-        else:
-            return function(x, other)
-        state = recorder.state
-        known = state.fast.get(key)
-        if known is None or known.view is not None or _autocast("cpu") or _dtype() is not recorder.default_dtype:
-            result = function(x, other)
-            learn(recorder, state, key, (x, other), None, result)
-            return result
-        recorder.state = known.state
-        recorder.steps += 1
-        pool = known.pool
-        symbol = pool.pop() if pool else make(known.meta, recorder)
-        symbol.node = slot = known.slot
-        symbol.spec = slot.spec
-        recorder.held.append(symbol)
-        return symbol
+            kind = type(other)
+            if kind is Tensor:
+                right = other.node
+                stale = other.root is not None and other.seen != other.root.version
+                if right is None or stale or other.recorder is not recorder:
+                    return function(x, other)
+                key: Any = (function, node, right)
+            elif kind is float and other == other and other != 0.0 or kind is int:
+                key = (function, node, kind, other)
+            else:
+                return function(x, other)
+            state = recorder.state
+            known = state.fast.get(key)
+            if known is None or known.view is not None or _autocast("cpu") or _dtype() is not recorder.default_dtype:
+                result = function(x, other)
+                learn(recorder, state, key, (x, other), None, result)
+                return result
+            recorder.state = known.state
+            recorder.steps += 1
+            pool = known.pool
+            symbol = pool.pop() if pool else make(known.meta, recorder)
+            symbol.node = slot = known.slot
+            symbol.spec = slot.spec
+            recorder.held.append(symbol)
+            return symbol
 
     operator.__name__ = getattr(function, "__name__", "operator")
     return operator
@@ -183,32 +186,33 @@ def _method(function: Callable[..., Any]) -> Callable[..., Any]:
         recorder = x.recorder
         if kwargs or recorder is None or not recorder.eager or _modes() or recorder.steps >= SEGMENT_OPS:
             return function(x, *args, **kwargs)
-        node = x.node
-        if node is None or (x.root is not None and x.seen != x.root.version):
-            return function(x, *args, **kwargs)
-        for item in args:
-            if type(item) is not int:
-                return recorder.quick_call(function, (x, *args), None)
-        key = (function, node, args)
-        state = recorder.state
-        known = state.fast.get(key)
-        if known is None or _autocast("cpu") or _dtype() is not recorder.default_dtype:
-            result = function(x, *args)
-            learn(recorder, state, key, (x, *args), None, result)
-            return result
-        recorder.state = known.state
-        recorder.steps += 1
-        pool = known.pool
-        symbol = pool.pop() if pool else make(known.meta, recorder)
-        symbol.node = slot = known.slot
-        symbol.spec = slot.spec
-        recorder.held.append(symbol)
-        view = known.view
-        if view is not None:
-            symbol.base, symbol.step = x, ViewStep(view[0], view[1], (x,))
-            symbol.root = root = x if x.root is None else x.root
-            symbol.seen = root.version
-        return symbol
+        with recorder.lock:
+            node = x.node
+            if node is None or (x.root is not None and x.seen != x.root.version):
+                return function(x, *args, **kwargs)
+            for item in args:
+                if type(item) is not int:
+                    return recorder.quick_call(function, (x, *args), None)
+            key = (function, node, args)
+            state = recorder.state
+            known = state.fast.get(key)
+            if known is None or _autocast("cpu") or _dtype() is not recorder.default_dtype:
+                result = function(x, *args)
+                learn(recorder, state, key, (x, *args), None, result)
+                return result
+            recorder.state = known.state
+            recorder.steps += 1
+            pool = known.pool
+            symbol = pool.pop() if pool else make(known.meta, recorder)
+            symbol.node = slot = known.slot
+            symbol.spec = slot.spec
+            recorder.held.append(symbol)
+            view = known.view
+            if view is not None:
+                symbol.base, symbol.step = x, ViewStep(view[0], view[1], (x,))
+                symbol.root = root = x if x.root is None else x.root
+                symbol.seen = root.version
+            return symbol
 
     method.__name__ = getattr(function, "__name__", "method")
     return method

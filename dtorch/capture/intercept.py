@@ -74,7 +74,8 @@ def _refused(recorder: Recorder, func: Any, scan: Scan, error: Exception) -> Exc
     name = torch_private.last_op(run) or name_of(func)
     specs = [tensor.spec if isinstance(tensor, Tensor) else None for tensor in scan.tensors]
     given = ", ".join(tensor_text(meta.dtype, meta.shape, spec) for meta, spec in zip(metas, specs))
-    kind = next(kind for kind in (IndexError, TypeError, NotImplementedError, RuntimeError, ValueError) if isinstance(error, kind))
+    kinds = (IndexError, TypeError, NotImplementedError, RuntimeError, ValueError)
+    kind = next(kind for kind in kinds if isinstance(error, kind))
     return kind(f"{name}({given}) on {recorder.home.mesh_text}: {error}\n  at {recorder.line()}")
 
 
@@ -358,7 +359,8 @@ def _random_like(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, A
     options = {key: value for key, value in kwargs.items() if key not in ("device", "requires_grad")}
     value = func(stand_in, *args[1:], **options)
     spec = tuple(WHOLE if type(placed) is Pending else placed for placed in args[0].spec)
-    return recorder.symbol(meta_of(value, device), spec, recorder.home.put(value, spec), bool(kwargs.get("requires_grad")))
+    remote = recorder.home.put(value, spec)
+    return recorder.symbol(meta_of(value, device), spec, remote, bool(kwargs.get("requires_grad")))
 
 
 def _no_gradients(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -369,8 +371,8 @@ def _needs_memory(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, 
     if not recorder.eager or not isinstance(args[0], Tensor):
         return _NOT_SPECIAL
     raise UnsupportedError(
-        f"{recorder.line()}: {name_of(func)} on {args[0].summary} works on a tensor's own memory, which is on the devices. "
-        "Use a function that returns a new tensor, or copy_; x.to_torch() gives a plain torch tensor."
+        f"{recorder.line()}: {name_of(func)} on {args[0].summary} works on a tensor's own memory, which is on the "
+        "devices. Use a function that returns a new tensor, or copy_; x.to_torch() gives a plain torch tensor."
     )
 
 

@@ -46,8 +46,8 @@ class Placed:
         wanted = normalize(placements, mesh, self.dim())
         if self.placements != wanted:
             raise PlacementError(
-                f"{self.recorder.line()}: {self.summary} is placed as {self.placements!r}, and {list(wanted)} was asked "
-                f"for. x.redistribute(placements={list(wanted)}) brings it there."
+                f"{self.recorder.line()}: {self.summary} is placed as {self.placements!r}, and {list(wanted)} was "
+                f"asked for. x.redistribute(placements={list(wanted)}) brings it there."
             )
 
     @property
@@ -127,9 +127,10 @@ class Placed:
             if axis in given:
                 wanted.append(given[axis])
             elif default_placement_mode == "raise_error":
+                named = ", ".join(map(repr, placements)) or "no axis"
                 raise PlacementError(
-                    f"{self.recorder.line()}: redistribute_by_dict names {', '.join(map(repr, placements)) or 'no axis'}, "
-                    f"and {mesh.summary} also has {name!r}. Name it, or give default_placement_mode='replicate' or 'keep'."
+                    f"{self.recorder.line()}: redistribute_by_dict names {named}, and {mesh.summary} also has {name!r}. "
+                    "Name it, or give default_placement_mode='replicate' or 'keep'."
                 )
             elif default_placement_mode == "keep" and own is not None:
                 wanted.append(self.placements[own])

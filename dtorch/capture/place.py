@@ -97,7 +97,8 @@ def _place(
     module = GraphModule(torch.nn.Module(), graph)
     placed = place_openly(module, names, mesh_shape)
     moves = [node for node in graph.nodes if node.target is ops.redistribute]
-    text = "; ".join(f"{list(node.args[0].meta['val'].shape)}{list(node.args[1])} to {list(node.args[2])}" for node in moves)
+    shapes = [list(node.args[0].meta["val"].shape) for node in moves]
+    text = "; ".join(f"{shape}{list(node.args[1])} to {list(node.args[2])}" for shape, node in zip(shapes, moves))
     name = str(expansion.steps[0].target) if expansion.steps else "identity"
     outputs = tuple((node.meta["val"], spec) for node, spec in zip(results, placed, strict=True))
     return PlacedStep(name, module, outputs, text, expansion)

@@ -225,8 +225,8 @@ class Recorder:
         source = "dtorch tensors" if other is None else f"the dtorch tensor {other.summary}"
         return (
             f"{self.line()}: {name_of(called.function)} writes {source} into a plain torch.Tensor of shape "
-            f"{tuple(plain.shape)} and dtype {plain.dtype}, which dtorch does not hold. Make the destination of a dtorch "
-            "tensor x, `x.new_zeros(...)`, or write what `x.to_torch()` gives; a captured module can also register it "
+            f"{tuple(plain.shape)} and dtype {plain.dtype}, which dtorch does not hold. Make the destination of a "
+            "dtorch tensor x, `x.new_zeros(...)`, or write what `x.to_torch()` gives; a captured module can also register it "
             "as a buffer."
         )
 

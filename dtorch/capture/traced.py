@@ -24,7 +24,7 @@ class Traced:
     "constant", by target. structure: rebuilds the user's result from the flat user results. reads: values of
     the inputs that Python code asked for, in order; the graph is right only for inputs for which every
     `program` gives an equal `value`. guards, ranges: for symbolic sizes, the conditions (sympy) and bounds
-    within which the graph is right.
+    within which the graph is right. time_ms: how long capturing took.
     """
 
     graph: torch.fx.GraphModule
@@ -34,10 +34,7 @@ class Traced:
     reads: list[Read] = field(default_factory=list)
     guards: list[Any] = field(default_factory=list)
     ranges: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
-
-    def user_targets(self) -> tuple[str, ...]:
-        """Targets of the user inputs, in order."""
-        return tuple(spec.target for spec in self.signature.inputs if spec.kind == "user")
+    time_ms: float = 0.0
 
 
 @dataclass(frozen=True)
