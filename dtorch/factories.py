@@ -101,32 +101,25 @@ def _like(name: str) -> Callable[..., Tensor]:
             if options.get("placements") is None and same:
                 options["placements"] = [_kept(placed) for placed in input.placements]
         mesh, placements, grad, rest = _options(name, options)
-        meta = (input.shape, input.stride(), rest.get("dtype") or input.dtype)
-        stand_in = torch.empty_strided(meta[0], meta[1], dtype=meta[2], device=mesh.device_type if random else "meta")
+        dtype = rest.get("dtype") or input.dtype
         if random:
+            stand_in = torch.empty_strided(input.shape, input.stride(), dtype=dtype, device=mesh.device_type)
             with torch.no_grad():
                 return _place(function(stand_in, *args, **rest), mesh, placements, grad)
-        dense = function(stand_in, *args, **rest)
+        dense = function(torch.empty_strided(input.shape, input.stride(), dtype=dtype, device="meta"), *args, **rest)
+        if not dense.is_contiguous():
+            value = function(torch.empty_strided(input.shape, input.stride(), dtype=dtype), *args, **rest)
+            return _place(value, mesh, placements, grad)
+        fill = ((args[0] if args else rest["fill_value"]),) if name == "full_like" else ()
         recorder = current_graph().recorder(mesh)
-        plain = _CONSTANT[name]
-        if name != "full_like" and dense.is_contiguous():
-            made = recorder.create(plain, (tuple(dense.shape),), _typed(dense, recorder), _spec_of(placements, mesh))
-        elif dense.is_contiguous():
-            fill = args[0] if args else rest["fill_value"]
-            made = recorder.create(plain, (tuple(dense.shape), fill), _typed(dense, recorder), _spec_of(placements, mesh))
-        else:
-            value = function(torch.empty_strided(meta[0], meta[1], dtype=meta[2]), *args, **rest)
-            made = _place(value, mesh, placements, False)
+        options = {"dtype": dense.dtype, "device": recorder.device}
+        made = recorder.create(_CONSTANT[name], (tuple(dense.shape), *fill), options, _spec_of(placements, mesh))
         return made.requires_grad_(grad)
 
     return _documented(factory, name, "Mesh and placements are those of `input`, unless they are given.")
 
 
 _CONSTANT = {"zeros_like": torch.zeros, "ones_like": torch.ones, "empty_like": torch.empty, "full_like": torch.full}
-
-
-def _typed(dense: torch.Tensor, recorder: Any) -> dict[str, Any]:
-    return {"dtype": dense.dtype, "device": recorder.device}
 
 
 def _kept(placed: Any) -> Any:
@@ -139,7 +132,7 @@ def _kept(placed: Any) -> Any:
 def _documented(factory: Callable[..., Tensor], name: str, what: str) -> Callable[..., Tensor]:
     factory.__name__ = factory.__qualname__ = name
     factory.__doc__ = (
-        f"torch.{name} on the devices of a mesh: takes what torch.{name} takes, and `device_mesh=` and `placements=`.\n\n"
+        f"torch.{name} on the devices of a mesh: takes what that takes, and `device_mesh=` and `placements=`.\n\n"
         f"{what} Without a mesh: that of `device=`, else of `device_mesh_guard`, else one CPU device."
     )
     return factory

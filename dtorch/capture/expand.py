@@ -142,7 +142,7 @@ class Operation:
 
     def expand(self) -> Expansion:
         """The functional ATen calls; traced at the first use, under the ambient state of that use."""
-        if self.expansion is None and isinstance(self.function, torch_private.OpOverload):
+        if self.expansion is None and isinstance(self.function, torch_private.OpOverload) and not self.mutated:
             self.expansion = self._one_step()
         if self.expansion is None:
 
@@ -163,8 +163,6 @@ class Operation:
         """An ATen overload (it came past torch functions, from under vmap, where nothing can be traced) is its
         own step.
         """
-        if self.mutated:
-            raise CaptureError(f"{self.function} writes a captured tensor in place under vmap. Write outside the vmap.")
         count = len(self.metas)
         vals = [meta.fake() for meta in self.results if type(meta) is TensorMeta]
         whole = vals[0] if self.spec.is_leaf() else torch_private.tree_unflatten(vals, self.spec)
