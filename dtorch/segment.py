@@ -20,7 +20,9 @@ from dtorch.sharding.propagate import Placement
 from dtorch.sharding.requests import Requests
 
 
-def compile_segment(trace: Trace, mesh_shape: tuple[int, ...], axis_names: tuple[str, ...], settings: Settings) -> Compiled:
+def compile_segment(
+    trace: Trace, mesh_shape: tuple[int, ...], axis_names: tuple[str, ...], settings: Settings
+) -> Compiled:
     """Join and compile a trace."""
     traced, placement = join(trace)
     return compile_program(traced, Requests({}, axis_names, mesh_shape), settings, placement)
@@ -36,7 +38,7 @@ def join(trace: Trace) -> tuple[Traced, Placement]:
     for state in trace.state.path():
         entry = state.entry
         if isinstance(entry, Entered):
-            with graph.inserting_after(last):
+            with graph.inserting_before() if last is None else graph.inserting_after(last):  # inputs come first
                 node = last = graph.placeholder(f"in{len(inputs)}")
             node.meta.update(val=state.outputs[0].meta["val"], spec=entry.spec)
             meta = entry.meta

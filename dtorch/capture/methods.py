@@ -129,8 +129,8 @@ class Placed:
             elif default_placement_mode == "raise_error":
                 named = ", ".join(map(repr, placements)) or "no axis"
                 raise PlacementError(
-                    f"{self.recorder.line()}: redistribute_by_dict names {named}, and {mesh.summary} also has {name!r}. "
-                    "Name it, or give default_placement_mode='replicate' or 'keep'."
+                    f"{self.recorder.line()}: redistribute_by_dict names {named}, and {mesh.summary} also has "
+                    f"{name!r}. Name it, or give default_placement_mode='replicate' or 'keep'."
                 )
             elif default_placement_mode == "keep" and own is not None:
                 wanted.append(self.placements[own])

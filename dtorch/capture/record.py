@@ -226,8 +226,8 @@ class Recorder:
         return (
             f"{self.line()}: {name_of(called.function)} writes {source} into a plain torch.Tensor of shape "
             f"{tuple(plain.shape)} and dtype {plain.dtype}, which dtorch does not hold. Make the destination of a "
-            "dtorch tensor x, `x.new_zeros(...)`, or write what `x.to_torch()` gives; a captured module can also register it "
-            "as a buffer."
+            "dtorch tensor x, `x.new_zeros(...)`, or write what `x.to_torch()` gives; a captured module can also "
+            "register it as a buffer."
         )
 
     def _random(self, called: Operation, op: str) -> str:

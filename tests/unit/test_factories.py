@@ -85,6 +85,11 @@ def test_a_sharded_constant_is_made_in_parts():
     assert x.to_local(2).shape == (2, 2)
 
 
+def test_a_recorded_factory_meets_a_value_that_enters_later():
+    held = dtorch.distribute_tensor(torch.ones(3, 2), MESH, [Shard(0)])
+    assert torch.equal((dtorch.full((3, 2), 2.0, device_mesh=MESH) + held).to_torch(), torch.full((3, 2), 3.0))
+
+
 def test_tensor_takes_numbers_lists_arrays_and_tensors():
     assert torch.equal(dtorch.tensor([[1, 2], [3, 4]]).to_torch(), torch.tensor([[1, 2], [3, 4]]))
     assert torch.equal(dtorch.tensor(torch.ones(2).numpy()).to_torch(), torch.ones(2))
