@@ -13,6 +13,8 @@ import torch
 
 from dtorch.capture.host import make_host
 from dtorch.compiled import Build, CompiledModule
+from dtorch.compiled.weight_files import assign, read_sources
+from dtorch.compiled.weights import WeightStore, release_memory, snapshot
 from dtorch.compiler import Settings
 from dtorch.errors import InputError, MeshError, UnsupportedError, nearest
 from dtorch.mesh import DeviceMesh
@@ -22,8 +24,6 @@ from dtorch.passes.base import NUMERICS, Numerics
 from dtorch.passes.pipeline import PassPipeline
 from dtorch.runtime.simulate import SimulatedRuntime
 from dtorch.sharding.presets import style_asks, user_asks
-from dtorch.compiled.weight_files import assign, read_sources
-from dtorch.compiled.weights import WeightStore, release_memory, snapshot
 
 _FOREIGN = {
     "tp_size": "a mesh with an axis named tp",
@@ -136,7 +136,7 @@ def _check_arguments(model: Any, mesh: Any, mode: str, numerics: Any, unknown: d
     for name in unknown:
         if name in _FOREIGN:
             raise InputError(f"compile has no argument {name!r}: use {_FOREIGN[name]}.")
-        close = nearest(name, [n for n in compile.__kwdefaults__])
+        close = nearest(name, compile.__kwdefaults__ or ())
         hint = f" Did you mean {', '.join(close)}?" if close else ""
         raise InputError(f"compile has no argument {name!r}.{hint}")
     if not isinstance(model, torch.nn.Module):

@@ -73,14 +73,12 @@ def compile_program(
     """
     stages = _Stages(traced.signature, requests, settings)
     graph = traced.graph
-    stages.note("capture", "global", graph, 0)
+    stages.note("capture", "global", graph, traced.time_ms)
     found = placement or stages.timed(
         "propagate", "global", graph, lambda: propagate(graph, traced.signature, requests, settings.cost)
     )
     stages.passes(graph, "global")
-    local: GraphModule = stages.timed(
-        "lower", "local", None, lambda: lower(graph, requests.mesh_shape, requests.axis_names)
-    )
+    local = stages.timed("lower", "local", None, lambda: lower(graph, requests.mesh_shape, requests.axis_names))
     stages.passes(local, "local")
     stages.timed("schedule", "scheduled", local, lambda: schedule(local))
     stages.passes(local, "scheduled")
@@ -92,9 +90,8 @@ def compile_program(
         snapshot=False,
     )
     stages.steps.close()
-    compiled = Compiled(
-        traced, found, plan, stages.snapshots, stages.records, time.perf_counter() - stages.started
-    )
+    seconds = time.perf_counter() - stages.started
+    compiled = Compiled(traced, found, plan, stages.snapshots, stages.records, seconds)
     logger("placements").info("%s", _Lazily(lambda: placements_text(compiled)))
     return compiled
 
@@ -106,7 +103,7 @@ class _Stages:
         self.started = time.perf_counter()
         self.snapshots: list[Snapshot] = []
         self.records: list[PassRecord] = []
-        self.steps = iter(progress(range(STAGES), STAGES, f"compiling {settings.title}"))
+        self.steps = progress(range(STAGES), STAGES, f"compiling {settings.title}")
         next(self.steps)
         context = PassContext(
             mesh_shape=requests.mesh_shape,
@@ -123,7 +120,9 @@ class _Stages:
     def note(self, stage: str, level: str, graph: GraphModule, time_ms: float, snapshot: bool = True) -> None:
         """Record a stage that is no pass, and picture the graph after it."""
         count = len(graph.graph.nodes)
-        numerics = "bitwise" if all(size == 1 for size in self.context.mesh_shape) else "reassociates"
+        # Placements decide where sums are split over devices; every other stage only writes out what was decided.
+        splits = stage == "propagate" and any(size > 1 for size in self.context.mesh_shape)
+        numerics = "reassociates" if splits else "bitwise"
         peak = peak_bytes(graph.graph)
         self.records.append(PassRecord(stage, level, numerics, 0, time_ms, count, count, _collectives(graph), peak))
         next(self.steps, None)

@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import Field, dataclass, field, fields, replace
@@ -193,7 +193,7 @@ def logger(name: str) -> logging.Logger:
     return logging.getLogger(f"dtorch.{name}")
 
 
-def progress(iterable: Iterable[T], total: int | None = None, desc: str = "") -> Iterator[T]:
+def progress(iterable: Iterable[T], total: int | None = None, desc: str = "") -> Generator[T, None, None]:
     """Go through `iterable` under one bar on stderr; a bar within a bar is not shown, nor one that nobody watches."""
     wanted = current().progress
     if _bar_is_open.get() or wanted == "off" or (wanted == "auto" and not sys.stderr.isatty()):

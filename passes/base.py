@@ -23,7 +23,6 @@ Numerics = Literal["bitwise", "reassociates", "approximate"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 NUMERICS: tuple[Numerics, ...] = get_args(Numerics)
 
-PassFunction = Callable[[GraphModule, "PassContext"], int]
 Registrable = TypeVar("Registrable", bound=Callable[..., Any])
 
 

@@ -99,8 +99,9 @@ class _Folder:
 
     def forget(self, node: Node) -> None:
         """Erase a redistribute that nothing reads any more."""
-        if self.made.get((node.args[0], node.args[2])) is node:
-            del self.made[node.args[0], node.args[2]]
+        key: Any = (node.args[0], node.args[2])
+        if self.made.get(key) is node:
+            del self.made[key]
         self.graph.erase_node(node)
 
     def keeps_bits(self, first: Spec, middle: Spec, last: Spec) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,21 +18,21 @@ from typing import Any
 
 import torch
 
-from dtorch.compiled.calls import GuardTree, call_key, key_difference
 from dtorch.capture.host import Host, convert_host
 from dtorch.capture.module import capture_module, flatten_arguments
 from dtorch.capture.structure import Flat
 from dtorch.capture.traced import ReadRequest, Traced
+from dtorch.compiled.calls import GuardTree, call_key, key_difference
+from dtorch.compiled.inspection import Inspection, write_dump
+from dtorch.compiled.program import Program, state_results
+from dtorch.compiled.weights import WeightStore
 from dtorch.compiler import Settings, compile_program
 from dtorch.errors import InputError, UnsupportedError
 from dtorch.mesh import DeviceMesh
 from dtorch.options import current, logger
-from dtorch.compiled.program import Program, state_results
-from dtorch.compiled.inspection import Inspection, write_dump
 from dtorch.runtime.base import Runtime
 from dtorch.sharding.requests import Ask, Requests
 from dtorch.torch_private import incompatible_keys, parse_to
-from dtorch.compiled.weights import WeightStore
 
 CaptureFunction = Callable[[Host, tuple, dict[str, Any], Callable[[ReadRequest], torch.Tensor] | None], Traced]
 
@@ -96,7 +97,9 @@ class CompiledModule(Inspection, torch.nn.Module):
         logger("recompiles").info("%s: %s", build.title, key_difference(key, [k for k in self._trees], flat.paths))
         read = None if build.strict else (lambda request: self._answer(request, flat))
         capture = build.capture or capture_statically
+        began = time.perf_counter()
         traced = capture(build.host, args, kwargs, read)
+        traced.time_ms = (time.perf_counter() - began) * 1e3
         build.counts["captures"] += 1
         program = self._build_program(traced, flat)
         tree = self._trees.setdefault(key, GuardTree())
@@ -139,10 +142,8 @@ class CompiledModule(Inspection, torch.nn.Module):
         return asks
 
     def _answer(self, request: ReadRequest, flat: Flat) -> torch.Tensor:
-        logger("recompiles").info(
-            "%s: capture reads a value at %s (%s); one program is kept for each value", self._build.title, request.where,
-            request.what,
-        )
+        text = "%s: capture reads a value at %s (%s); one program is kept for each value"
+        logger("recompiles").info(text, self._build.title, request.where, request.what)
         return self._evaluate(request, flat)
 
     def _evaluate(self, request: ReadRequest, flat: Flat) -> torch.Tensor:
@@ -171,7 +172,8 @@ class CompiledModule(Inspection, torch.nn.Module):
         build = self._build
         module = build.host.module.get_submodule(path)
         host = replace(build.host, module=module)
-        return CompiledModule(replace(build, host=host, title=f"{build.title}.{path}", counts={"captures": 0, "hits": 0}))
+        counts = {"captures": 0, "hits": 0}
+        return CompiledModule(replace(build, host=host, title=f"{build.title}.{path}", counts=counts))
 
     # --- weights --------------------------------------------------------------------------------------------------
 
@@ -182,7 +184,7 @@ class CompiledModule(Inspection, torch.nn.Module):
         return OrderedDict(self._build.weights.state_dict())
 
     def load_state_dict(self, state_dict: Mapping[str, torch.Tensor], strict: bool = True, assign: bool = False) -> Any:
-        """Replace the weights by full tensors. Raises WeightsError (a RuntimeError) that names all that does not fit."""
+        """Replace the weights by full tensors. Raises WeightsError (a RuntimeError) naming all that does not fit."""
         missing, unexpected = self._build.weights.load(state_dict, strict)
         return incompatible_keys(missing, unexpected)
 
@@ -213,8 +215,8 @@ class CompiledModule(Inspection, torch.nn.Module):
         device, dtype = parse_to(*args, **kwargs)
         if device is not None and device.type != self._build.mesh.device_type:
             raise UnsupportedError(
-                f".to({device}) of a compiled module: its tensors live on {self._build.mesh!r}. Compile the model for a mesh "
-                f"of {device.type} devices instead."
+                f".to({device}) of a compiled module: its tensors live on {self._build.mesh!r}. "
+                f"Compile the model for a mesh of {device.type} devices instead."
             )
         if dtype is not None:
             self._convert(dtype)
@@ -246,7 +248,7 @@ class CompiledModule(Inspection, torch.nn.Module):
     def train(self, mode: bool = True) -> CompiledModule:
         """Compiled modules are for inference: `train(False)` is allowed, `train()` is not."""
         if mode:
-            raise UnsupportedError("A compiled module runs inference only: train() is not there. Train the model itself.")
+            raise UnsupportedError("A compiled module runs inference only, not train(). Train the model itself.")
         return self
 
     def requires_grad_(self, requires_grad: bool = True) -> CompiledModule:
@@ -289,8 +291,7 @@ class CompiledModule(Inspection, torch.nn.Module):
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """No cyclic garbage collection meanwhile: graphs are many live objects, and looking at them all takes longer than
-    making them."""
+    """No cyclic garbage collection meanwhile: looking at a graph's many live objects takes longer than making them."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -12,12 +12,12 @@ import torch
 
 from dtorch.capture.structure import Container, Flat, Leaf, Structure
 from dtorch.capture.symbol import make, tensor_meta
+from dtorch.compiled.weights import WeightStore
 from dtorch.compiler import Compiled
 from dtorch.ir.layout import Whole
 from dtorch.ir.plan import PlanOutput
 from dtorch.options import progress
 from dtorch.runtime.base import RemoteValue, Runtime
-from dtorch.compiled.weights import WeightStore
 
 
 class Program:

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from dtorch.compiled.weight_files import StoredTensor
 from dtorch.errors import WeightsError, nearest
 from dtorch.ir.layout import Spec
 from dtorch.runtime.base import RemoteValue, Runtime
-from dtorch.compiled.weight_files import StoredTensor
 
 
 @dataclass

@@ -59,10 +59,6 @@ class CostModel:
             return self.collective_s + 2 * moved + copied
         return math.inf
 
-    def collective_seconds(self, size_bytes: float) -> float:
-        """Seconds for a collective that sends `size_bytes` from each device."""
-        return self.collective_s + size_bytes / self.network_bytes_per_s
-
     def compute(self, flops: float, moved_bytes: float) -> float:
         """Seconds of one kernel: the slower of arithmetic and memory, plus its launch."""
         return max(flops / self.flops_per_s, moved_bytes / self.memory_bytes_per_s) + self.launch_s

@@ -85,10 +85,6 @@ def _times(builder: LocalBuilder, *factors: Integer) -> Integer:
     return result
 
 
-def _sizes(value: Node) -> list[int]:
-    return list(value.meta["val"].shape)
-
-
 def _open(builder: LocalBuilder, value: Node, shape: list[Integer], region: Region, held: Integer) -> tuple[Node, int]:
     """Make the cut interval lead its dimension: split off `outer` where there is one. Gives the dim to work on."""
     if region.outer == 1:

@@ -111,11 +111,6 @@ class LocalBuilder:
 _METAS: dict[Any, Any] = {}
 
 
-def forget_local_metadata() -> None:
-    """Drop the cache of local metadata (for timing cold compiles)."""
-    _METAS.clear()
-
-
 def _key(argument: Any) -> Any:
     kind = type(argument)
     if kind is Node:

@@ -47,14 +47,14 @@ class Progress:
 class DeviceLayer(StaticLayer):
     """Keys and values of one layer, shape (batch, heads, max_cache_len, head_dim)."""
 
-    _layer_type = None
+    _layer_type = None  # transformers must not list this class among its own layer types
 
     def __init__(self, max_cache_len: int, index: int, progress: Progress) -> None:
         super().__init__(max_cache_len)
         self.index, self.progress = index, progress
 
     @property
-    def cumulative_length(self) -> torch.Tensor:  # type: ignore[override]
+    def cumulative_length(self) -> torch.Tensor:
         """The number of tokens held, a scalar int64 tensor on the host."""
         return self.progress.length
 

@@ -84,13 +84,14 @@ def _shell(compiled: Any, host: PreTrainedModel) -> PreTrainedModel:
     def forward(*args: Any, **kwargs: Any) -> Any:
         return compiled(*args, **kwargs)
 
-    forward.__signature__ = inspect.signature(host.forward)  # type: ignore[attr-defined]
+    signature = inspect.signature(host.forward)
+    forward.__signature__ = signature  # type: ignore[attr-defined]
     shell.forward = forward
     shell.get_compiled_call = lambda config: shell.__call__
     original = shell._prepare_cache_for_generation
 
     def prepare(generation_config: Any, model_kwargs: dict, *rest: Any, **named: Any) -> Any:
-        key = "cache" if "cache" in forward.__signature__.parameters else "past_key_values"
+        key = "cache" if "cache" in signature.parameters else "past_key_values"
         length = named.get("max_cache_length", rest[-1] if rest else None)
         wanted = generation_config.cache_implementation in (None, "dynamic", "static")
         if (

@@ -27,7 +27,7 @@ def graph_text(graph_module: GraphModule, level: str) -> str:
 def write_dumps(directory: str | Path, snapshots: Iterable[Snapshot], summary: Mapping[str, Any]) -> tuple[Path, ...]:
     """Write the dumps of one compilation; returns the files written.
 
-    Numbers count all snapshots, so that a gap is a stage that changed nothing. Never raises: a full disk or a
+    Numbers count the snapshots given; one that equals the one before it is left out. Never raises: a full disk or a
     directory that cannot be made is a warning, and the run goes on.
     """
     written: list[Path] = []

@@ -11,6 +11,7 @@ from llama_models import llama, token_ids
 
 import dtorch
 
+PEER = "torch.compile aot_eager"
 RECORDING_LIMIT = 1.0
 AFTER_CAPTURE_LIMIT_S = 2.0
 LINEAR_LIMIT = 1.5  # seconds a layer at 128 layers ÷ at 32
@@ -23,14 +24,13 @@ def bars() -> Iterator[Bar]:
     model = llama(32)
     peer = seconds(lambda: _aot_eager(model, ids))
     times = {shape: _compile(model, ids, shape) for shape in ((1,), (2,), (2, 2))}
-    total, after = times[2,]
-    yield Bar("compile by recording, 32 layers, mesh (2,)", total, peer, RECORDING_LIMIT, "s", "torch.compile aot_eager")
-    yield Bar("compile by recording, 32 layers, mesh (1,)", times[1,][0], peer, RECORDING_LIMIT, "s", "torch.compile aot_eager")
-    yield Bar("stages after capture, 32 layers, mesh (2,)", after, peer, AFTER_CAPTURE_LIMIT_S, "s", "torch.compile aot_eager", False)
-    yield Bar(
-        "stages after capture, 32 layers, mesh (2, 2)", times[2, 2][1], peer, AFTER_CAPTURE_LIMIT_S, "s",
-        "torch.compile aot_eager", False,
-    )
+    for shape in ((2,), (1,)):
+        name = f"compile by recording, 32 layers, mesh {shape}"
+        yield Bar(name, times[shape][0], peer, RECORDING_LIMIT, "s", PEER)
+    for shape in ((2,), (2, 2)):
+        name = f"stages after capture, 32 layers, mesh {shape}"
+        yield Bar(name, times[shape][1], peer, AFTER_CAPTURE_LIMIT_S, "s", PEER, of_ratio=False)
+    total = times[2,][0]
     deep = _compile(llama(128), ids, (2,))
     yield Bar("seconds a layer at 128 layers, against 32", deep[0] / 128, total / 32, LINEAR_LIMIT, "s", "32 layers")
     export = seconds(lambda: dtorch.compile(model, _mesh((2,)), dynamic=True)(ids, use_cache=False))
