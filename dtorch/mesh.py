@@ -17,7 +17,6 @@ from dtorch.errors import MeshError, nearest
 from dtorch.options import current
 
 DEVICE_TYPES = ("cpu", "cuda")
-AXIS_NAMES = ("dp", "tp", "pp", "cp", "ulysses_cp", "ring_cp", "ep", "cfg", "zero")
 
 # A spelling that is in use elsewhere and stays accepted: it finds the same axis.
 _SAME_NAME = {"ulysess_cp": "ulysses_cp"}
@@ -216,7 +215,7 @@ def init_device_mesh(
 
     Example: `init_device_mesh("cpu", (2, 4), mesh_dim_names=["dp", "tp"])`. Errors are those of `DeviceMesh`.
     """
-    shape = (mesh_shape,) if isinstance(mesh_shape, int) else tuple(mesh_shape)
+    shape: tuple[Any, ...] = tuple(mesh_shape) if isinstance(mesh_shape, Iterable) else (mesh_shape,)
     if not shape or not all(isinstance(count, int) and not isinstance(count, bool) and count > 0 for count in shape):
         raise MeshError(f"mesh_shape must be positive integers, such as (2, 4); got {mesh_shape!r}")
     names = _read_names(mesh_dim_names, shape)
@@ -272,7 +271,7 @@ def _read_ids(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def _read_names(names: Sequence[str] | None, shape: tuple[int, ...]) -> tuple[str, ...] | None:
     if names is None:
         return None
-    found = (names,) if isinstance(names, str) else tuple(names)
+    found = (names,) if isinstance(names, str) or not isinstance(names, Iterable) else tuple(names)
     for name in found:
         if not isinstance(name, str) or not name:
             raise MeshError(f"mesh_dim_names must be strings, such as ('dp', 'tp'); got {names!r}")
