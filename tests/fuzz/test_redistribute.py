@@ -98,7 +98,8 @@ def numbers(*shape: int) -> torch.Tensor:
     return torch.arange(1, count + 1, dtype=torch.float64).reshape(shape)
 
 
-ONE_AXIS: tuple[Placed, ...] = (WHOLE, PENDING, Split(0), Split(1), Split(2), Split(1, 1, 2), Split(1, 3, 1), Split(1, 3, 2))
+UNITS = (Split(1, 1, 2), Split(1, 3, 1), Split(1, 3, 2))
+ONE_AXIS: tuple[Placed, ...] = (WHOLE, PENDING, Split(0), Split(1), Split(2), *UNITS)
 
 
 @pytest.mark.parametrize("shape", [(4, 12, 6), (5, 12, 3), (1, 12, 7), (3, 24, 1), (0, 12, 2)])
