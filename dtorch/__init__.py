@@ -27,6 +27,8 @@ _PUBLIC = {
     ),
     **dict.fromkeys(("device_mesh_guard", "dtype_guard", "default_device_mesh"), "dtorch.defaults"),
     "TensorFuture": "dtorch.future",
+    "nn": "dtorch.nn",
+    "distribute_module": "dtorch.nn",
     "Options": "dtorch.options",
     "options": "dtorch.options",
     "errors": "dtorch.errors",
