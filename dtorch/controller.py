@@ -72,20 +72,23 @@ class Segment:
 class PendingValue(RemoteValue):
     """A remote value that its segment fills in."""
 
-    __slots__ = ("segment",)
+    __slots__ = ("segment", "failure")
 
     def __init__(self, segment: Segment, shape: tuple[int, ...], dtype: Any, spec: Spec) -> None:
         super().__init__(segment.runtime, shape, dtype, spec, None)
         self.segment: Segment | None = segment
+        self.failure: BaseException | None = None
 
     def ready(self) -> Any:
-        """The data, waited for; raises what the segment raised."""
+        """The data, waited for; raises what computing it raised."""
         segment = self.segment
         if segment is not None:
             segment.wait()
             if segment.error is not None:
                 raise segment.error
             self.segment = None
+        if self.failure is not None:
+            raise self.failure
         return self.data
 
 
@@ -193,27 +196,52 @@ class Controller:
 
     def _process(self, segment: Segment) -> None:
         try:
-            inputs = [value.ready() if isinstance(value, PendingValue) else value.data for value in segment.inputs]
-            plan = self._plan(segment)
-            results = plan.run(inputs)
+            inputs = [_data(value) for value in segment.inputs]
+            results = self._plan(segment.trace, segment).run(inputs)
             del inputs
             for reference, data in zip(segment.outputs, results, strict=True):
                 value = reference()
                 if value is not None:
                     value.data = data
             segment.finish()
+        except Exception as error:
+            segment.finish(self._one_by_one(segment, error))
         except BaseException as error:  # every kind reaches the read that needs the value
             segment.finish(error)
 
-    def _plan(self, segment: Segment) -> LoadedPlan:
-        plans = segment.trace.state.plans
-        found = plans.get(segment.trace.wanted)
+    def _one_by_one(self, segment: Segment, error: Exception) -> BaseException | None:
+        """After a failure: every value for itself, so that only those that need the failing operation fail."""
+        error.from_devices = True  # type: ignore[attr-defined]  # its message names operation and line already
+        wanted = segment.trace.wanted
+        if len(wanted) == 1:
+            return error
+        for reference, index in zip(segment.outputs, wanted, strict=True):
+            value = reference()
+            if value is None:
+                continue
+            needed = segment.trace.needed(index)
+            try:
+                inputs = [_data(each) if i in needed else None for i, each in enumerate(segment.inputs)]
+                part = Trace(segment.trace.state, segment.trace.inputs, (index,))
+                (value.data,) = self._plan(part, segment).run(inputs)
+            except Exception as failure:
+                failure.from_devices = True  # type: ignore[attr-defined]
+                value.failure = failure
+        return None
+
+    def _plan(self, trace: Trace, segment: Segment) -> LoadedPlan:
+        plans = trace.state.plans
+        found = plans.get(trace.wanted)
         if found is None:
-            compiled = compile_segment(segment.trace, segment.runtime.mesh_shape, segment.axis_names, self.settings)
+            compiled = compile_segment(trace, segment.runtime.mesh_shape, segment.axis_names, self.settings)
             self.compiled += 1
-            found = plans[segment.trace.wanted] = segment.runtime.load(compiled.plan)
+            found = plans[trace.wanted] = segment.runtime.load(compiled.plan)
             self.segments.append((compiled, len(self.segments)))
         return found
+
+
+def _data(value: RemoteValue) -> Any:
+    return value.ready() if isinstance(value, PendingValue) else value.data
 
 
 def _work(reference: weakref.ref[Controller]) -> None:

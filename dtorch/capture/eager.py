@@ -122,6 +122,27 @@ class Trace:
     wanted: tuple[int, ...]
     results: list[Any] = field(default_factory=list)
 
+    def needed(self, index: int) -> set[int]:
+        """Which inputs, by position, the value of a slot is computed from."""
+        makers: dict[int, Any] = {}
+        positions: dict[int, int] = {}
+        for state in self.state.path():
+            for slot in state.outputs:
+                makers[slot.index] = state.entry
+                if isinstance(state.entry, Entered):
+                    positions[slot.index] = len(positions)
+        found: set[int] = set()
+        todo, seen = [index], {index}
+        while todo:
+            slot_index = todo.pop()
+            entry = makers[slot_index]
+            if slot_index in positions:
+                found.add(positions[slot_index])
+            sources = entry.inputs if isinstance(entry, Called) else (entry.source,) if isinstance(entry, Moved) else ()
+            todo.extend(each for each in sources if each not in seen)
+            seen.update(sources)
+        return found
+
 
 class Home(Protocol):
     """What a recorder asks of the graph that owns it."""

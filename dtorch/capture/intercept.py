@@ -58,7 +58,7 @@ def intercepted(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, An
     except DTorchError:
         raise
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
-        if not recorder.eager:
+        if not recorder.eager or hasattr(error, "from_devices"):
             raise
         raise _refused(recorder, func, scan, error) from error
 

@@ -76,6 +76,22 @@ def test_an_error_in_the_background_reaches_the_read_and_nothing_else():
     assert torch.equal(good.to_torch(), torch.full((4, 3), 2.0))
 
 
+def test_values_of_one_segment_fail_one_by_one():
+    with dtorch.Graph():
+        weights = dtorch.ones(5, 2, device_mesh=MESH)
+        ids = dtorch.distribute_tensor(torch.tensor([1, 99]), MESH, [Replicate()])
+        bad = torch.nn.functional.embedding(ids, weights)
+        worse, good = bad + 1, weights * 3
+        with pytest.raises(IndexError, match=r"(?s)aten.embedding.*test_eager_async.py"):
+            worse.to_torch()
+        assert torch.equal(good.to_torch(), torch.full((5, 2), 3.0))
+        assert torch.equal((good + weights).to_torch(), torch.full((5, 2), 4.0))
+        later, fine = bad * good[:2], good + 1
+        with pytest.raises(IndexError):
+            later.to_torch()
+        assert torch.equal(fine.to_torch(), torch.full((5, 2), 4.0))
+
+
 async def _await(x):
     return await x.to_torch_async()
 
