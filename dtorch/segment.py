@@ -69,7 +69,7 @@ def _inlined(graph: Graph, entry: Called, values: dict[int, Node]) -> list[Node]
     given = iter(entry.inputs)
     for node in entry.placed.graph.graph.nodes:
         if node.op == "placeholder":
-            copies[node] = values[next(given)]
+            copies[node] = _as_placed(graph, values[next(given)], node.meta["spec"])
         elif node.op == "output":
             return [copies[result] for result in node.args[0]]
         else:
@@ -77,3 +77,13 @@ def _inlined(graph: Graph, entry: Called, values: dict[int, Node]) -> list[Node]
             copy.meta = {**node.meta, "where": entry.where}
             copies[node] = copy
     raise PlanError("a placed step has no output")
+
+
+def _as_placed(graph: Graph, source: Node, spec: Spec) -> Node:
+    """The source under the name that the step has for its placement: on an axis of one device, whole and cut are one."""
+    have = source.meta["spec"]
+    if have == spec:
+        return source
+    node = graph.call_function(ops.redistribute, (source, have, spec))
+    node.meta.update(val=source.meta["val"], spec=spec, where="")
+    return node
