@@ -286,6 +286,8 @@ class _Cleaner:
 
     def _emit(self, node: torch.fx.Node, target: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         val = node.meta.get("val")
+        if isinstance(val, torch.Tensor) and "dtype" not in kwargs and makes_its_dtype(target):
+            kwargs = {**kwargs, "dtype": val.dtype}  # not that of the process, or of the moment, that runs the plan
         self.steps.append(Step(target, args, kwargs, val))
         self.values[node] = ref(self.given + len(self.steps) - 1)
 
@@ -394,6 +396,17 @@ def collect_refs(template: Any, into: set[int]) -> None:
 def _same_metadata(node: torch.fx.Node, other: Any) -> bool:
     first, second = node.meta.get("val"), getattr(other, "meta", {}).get("val")
     return isinstance(second, torch.Tensor) and meta_of(first) is meta_of(second)
+
+
+FACTORY_NAMES = frozenset(
+    "arange full zeros ones empty eye linspace logspace scalar_tensor tril_indices triu_indices hann_window "
+    "hamming_window blackman_window bartlett_window kaiser_window empty_strided".split()
+)
+
+
+def makes_its_dtype(target: Any) -> bool:
+    """Whether an op's result has torch's default dtype unless told otherwise."""
+    return isinstance(target, torch_private.OpOverload) and target.name()[6:].partition(".")[0] in FACTORY_NAMES
 
 
 def is_inactive_dropout(target: Any, args: Sequence[Any]) -> bool:
