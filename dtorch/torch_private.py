@@ -147,13 +147,6 @@ def fake_tensor(
         return torch.empty_strided(shape, stride, dtype=dtype, device=device)
 
 
-def is_fake(value: Any) -> bool:
-    """Whether `value` is a FakeTensor, of any mode."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return isinstance(value, FakeTensor)
-
-
 _PROBING = threading.local()
 _FAKES = threading.RLock()  # a FakeTensorMode keeps state while a call runs, so threads take turns
 
@@ -559,6 +552,18 @@ def hook_stores(module: torch.nn.Module) -> list[dict[Any, Any]]:
 def tensor_stores(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     """The dicts in which a module keeps its parameters and its buffers."""
     return module._parameters, module._buffers
+
+
+def unshare_stores(module: torch.nn.Module) -> None:
+    """Give a shallow copy of a module dicts of its own for parameters and buffers, and no forward hooks."""
+    module._parameters, module._buffers = dict(module._parameters), dict(module._buffers)
+    for name in ("_forward_hooks", "_forward_pre_hooks"):
+        setattr(module, name, type(getattr(module, name))())
+
+
+def transient_buffers(module: torch.nn.Module) -> frozenset[str]:
+    """Names of a module's own buffers that its state dict leaves out; nn.Module has no public question for this."""
+    return frozenset(module._non_persistent_buffers_set)
 
 
 def mark_parameter(tensor: torch.Tensor) -> None:

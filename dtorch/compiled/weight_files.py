@@ -56,13 +56,21 @@ class StoredTensor:
             return file.get_slice(self.key)[tuple(spans)].contiguous()
 
 
-def read_sources(weights: Any) -> dict[str, torch.Tensor | StoredTensor]:
-    """All tensors that `weights=` offers, by key. Raises WeightsError for files that cannot be read."""
+@dataclass(frozen=True)
+class Sources:
+    """What `weights=` offers: tensors by key, and what is wrong with the files that cannot be read."""
+
+    tensors: Mapping[str, torch.Tensor | StoredTensor]
+    unreadable: tuple[str, ...] = ()
+
+
+def read_sources(weights: Any) -> Sources:
+    """All tensors that `weights=` offers. Raises WeightsError for what is neither a state dict nor paths that exist."""
     if isinstance(weights, Mapping):
         wrong = [str(key) for key, value in weights.items() if not isinstance(value, torch.Tensor)]
         if wrong:
             raise WeightsError(f"weights= is a state dict, but these entries are no tensors: {', '.join(wrong[:8])}.")
-        return dict(weights)
+        return Sources(dict(weights))
     paths = [weights] if isinstance(weights, (str, Path)) else weights
     if not isinstance(paths, Sequence) or not all(isinstance(path, (str, Path)) for path in paths):
         raise WeightsError(f"weights= takes a state dict or paths of safetensors files, not {weights!r:.80}.")
@@ -74,9 +82,7 @@ def read_sources(weights: Any) -> dict[str, torch.Tensor | StoredTensor]:
             found.update(_header(path))
         except Exception as error:  # safetensors raises its own error type, OSError and ValueError
             problems.append(f"{path}: {error}")
-    if problems:
-        raise WeightsError("These files cannot be read as safetensors.\n  " + "\n  ".join(problems))
-    return found
+    return Sources(found, tuple(problems))
 
 
 def _header(path: Path) -> dict[str, StoredTensor]:
@@ -108,11 +114,12 @@ def _indexed(index: Path) -> list[Path]:
     return [index.parent / name for name in sorted(names)]
 
 
-def assign(entries: Sequence[Any], sources: Mapping[str, torch.Tensor | StoredTensor], copy: bool = True) -> None:
+def assign(entries: Sequence[Any], given: Sources, copy: bool = True) -> None:
     """Give every entry its source, tensors copied or, without `copy`, taken over.
 
-    Raises one WeightsError that names all keys that do not fit.
+    Raises one WeightsError that names all files that cannot be read and all keys that do not fit.
     """
+    sources = given.tensors
     by_name = {name: entry for entry in entries for name in entry.names}
     unexpected = [key for key in sources if key not in by_name]
     missing, misshapen = [], []
@@ -126,9 +133,10 @@ def assign(entries: Sequence[Any], sources: Mapping[str, torch.Tensor | StoredTe
         if tuple(source.shape) != entry.shape:
             misshapen.append(f"{key}: {tuple(source.shape)} instead of {entry.shape}")
         entry.host = source.detach().to(entry.dtype, copy=copy) if isinstance(source, torch.Tensor) else source
-    problems = []
+    problems = [f"not readable as safetensors: {each}" for each in given.unreadable]
     if missing:
-        problems.append(f"missing: {', '.join(missing)}")
+        where = " (if not in a file that cannot be read)" if given.unreadable else ""
+        problems.append(f"missing{where}: {', '.join(missing)}")
     if unexpected:
         shown = [
             f"{key} (nearest: {', '.join(close)})" if (close := nearest(key, list(by_name), 2)) else key

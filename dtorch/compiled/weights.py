@@ -18,6 +18,7 @@ from dtorch.compiled.weight_files import StoredTensor
 from dtorch.errors import WeightsError, nearest
 from dtorch.ir.layout import Spec
 from dtorch.runtime.base import RemoteValue, Runtime
+from dtorch.torch_private import tensor_stores, transient_buffers
 
 
 @dataclass
@@ -182,7 +183,7 @@ def snapshot(model: torch.nn.Module, release: bool) -> tuple[list[Entry], tuple[
     entries: dict[int, Entry] = {}
     non_persistent = set()
     for prefix, module in model.named_modules():
-        for name in module._non_persistent_buffers_set:  # noqa: SLF001  (nn.Module has no public question for this)
+        for name in transient_buffers(module):
             non_persistent.add(f"{prefix}.{name}" if prefix else name)
     found = [("weight", item) for item in model.named_parameters(remove_duplicate=False)]
     found += [("buffer", item) for item in model.named_buffers(remove_duplicate=False)]
@@ -205,7 +206,7 @@ def release_memory(model: torch.nn.Module) -> None:
     """Replace a model's tensors by ones on the meta device, ties kept: the compiled module owns the values now."""
     empty: dict[int, Any] = {}
     for module in model.modules():
-        for store in (module._parameters, module._buffers):  # noqa: SLF001
+        for store in tensor_stores(module):
             for name, tensor in store.items():
                 if tensor is None:
                     continue

@@ -19,6 +19,7 @@ from dtorch.capture.structure import OBJECT, register_container
 from dtorch.errors import InputError
 from dtorch.models.adapters import Adapter
 from dtorch.models.device_cache import DeviceCache, supports
+from dtorch.torch_private import tensor_stores, unshare_stores
 
 
 class TransformersAdapter(Adapter):
@@ -42,14 +43,14 @@ class TransformersAdapter(Adapter):
         modules = {name.rpartition(".")[0] for name in missing}
         for path in modules:
             module = copy.copy(model.get_submodule(path))
-            module._buffers = {
-                name: None if buffer is None else torch.empty_like(buffer, device="cpu")
-                for name, buffer in module._buffers.items()
-            }
-            module._parameters = dict(module._parameters)
+            unshare_stores(module)
+            _, buffers = tensor_stores(module)
+            buffers.update(
+                {name: torch.empty_like(buffer, device="cpu") for name, buffer in buffers.items() if buffer is not None}
+            )
             with torch.no_grad():
                 model._init_weights(module)
-            for name, buffer in module._buffers.items():
+            for name, buffer in buffers.items():
                 entry = missing.get(f"{path}.{name}" if path else name)
                 if entry is not None and buffer is not None:
                     entry.host = buffer.to(entry.dtype)
@@ -78,8 +79,7 @@ def make_cache(model: PreTrainedModel, max_length: int) -> DeviceCache:
 def _shell(compiled: Any, host: PreTrainedModel) -> PreTrainedModel:
     """A stand-in for the model whose forward is the compiled one: what `generate` drives."""
     shell = copy.copy(host)
-    for name in ("_forward_hooks", "_forward_pre_hooks"):  # the model's own hooks are in the compiled graph
-        setattr(shell, name, type(getattr(host, name))())
+    unshare_stores(shell)  # without the model's own hooks, which are in the compiled graph
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         return compiled(*args, **kwargs)

@@ -261,6 +261,19 @@ def test_corrupt_files_are_all_named(tmp_path: Path) -> None:
     assert "model-00001" not in str(caught.value)
 
 
+def test_corrupt_files_and_what_does_not_fit_are_in_one_error(tmp_path: Path) -> None:
+    model = Small().eval()
+    weights = broken(model)
+    del weights["head.weight"]
+    save_file(weights, tmp_path / "model-00000.safetensors")
+    (tmp_path / "model-00001.safetensors").write_bytes(b"\xff" * 64)
+    with pytest.raises(WeightsError) as caught:
+        dtorch.compile(model, mesh_of(2), weights=tmp_path)
+    text = str(caught.value)
+    assert "model-00001" in text and "model-00000" not in text
+    assert_names_all(text.replace(" (if not in a file that cannot be read)", ""))
+
+
 def test_a_shard_that_the_index_names_and_nobody_has_is_named(tmp_path: Path) -> None:
     folder = saved(Small(), tmp_path, 3)
     (folder / "model-00001.safetensors").unlink()
