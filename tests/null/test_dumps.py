@@ -95,6 +95,7 @@ def test_the_table_of_passes_names_everything() -> None:
     for record in table:
         assert record.level in ("global", "local", "scheduled", "plan")
         assert record.numerics in ("bitwise", "reassociates", "approximate") and record.time_ms >= 0
+    assert table["capture"].time_ms > 0 and table["capture"].numerics == "bitwise"
     text = str(table)
     assert all(word in text for word in ["pass", "level", "numerics", "rewrites", "time", "peak", "collectives"])
     assert all(stage in text for stage in table.snapshots)

@@ -13,6 +13,8 @@ import pytest
 import torch
 from model_zoo import ZOO, llama, token_ids
 from null.agreement import assert_near, assert_same_bits, mesh_of
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache, GenerationConfig, StaticCache
 
 import dtorch
@@ -230,6 +232,36 @@ def test_a_decode_steps_cache_keeps_its_bytes() -> None:
         for step in range(3):
             module(IDS[:, step : step + 1], past_key_values=held, use_cache=True)
         assert [[part.data_ptr() for part in _parts(layer.keys)] for layer in held.layers] == before
+
+
+class NewBytes(TorchDispatchMode):
+    """Counts the bytes of memory that operations allocate: of results which share none with their arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        held = {each.untyped_storage().data_ptr() for each in tree_leaves((args, kwargs)) if torch.is_tensor(each)}
+        for each in tree_leaves(result):
+            if torch.is_tensor(each) and each.untyped_storage().data_ptr() not in held:
+                self.total += each.untyped_storage().nbytes()
+        return result
+
+
+@pytest.mark.parametrize("shape", [(1,), (2,), (2, 2)], ids=str)
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_decode_step_allocates_less_than_one_layers_cache(name: str, shape: tuple[int, ...]) -> None:
+    module, length, used = dtorch.compile(eager(name), mesh_of(*shape)), 512, NewBytes()
+    with torch.no_grad():
+        held = module.make_cache(length)
+        module(IDS, past_key_values=held, use_cache=True)
+        module(IDS[:, :1], past_key_values=held, use_cache=True)
+        with used:
+            module(IDS[:, 1:2], past_key_values=held, use_cache=True)
+    one = sum(part.nbytes for part in _parts(held.layers[0].keys))
+    assert 0 < used.total < one, f"{used.total} bytes are new, a layer's keys are {one}"
 
 
 def _parts(tensor: Any) -> list[torch.Tensor]:

@@ -101,6 +101,16 @@ def test_a_plain_llama_layer_is_two_all_reduces(layers: int, count: int, names: 
     assert collectives(compiled) == {"all_reduce": 2 * layers}
 
 
+@pytest.mark.parametrize("shape", [(432,), (12, 36), (4, 9, 12)], ids=str)
+def test_hundreds_of_devices_are_no_matter(shape: tuple[int, ...]) -> None:
+    model, args, kwargs = llama()
+    compiled = dtorch.compile(model, mesh_of(*shape), placements={"lm_head.weight": {"tp": Shard(0)}})
+    with torch.no_grad():
+        assert_near(compiled(*args, **kwargs), model(*args, **kwargs))
+    held = parts(compiled, "lm_head.weight")
+    assert len(held) >= 9 and sum(rows * columns for rows, columns in held) == model.lm_head.weight.numel()
+
+
 def test_the_data_axis_costs_no_collective() -> None:
     compiled = run_against_eager(PlainLayer(), mesh_of(2, 2), noise(4, 16, 64))
     assert collectives(compiled) == {"all_reduce": 2}
