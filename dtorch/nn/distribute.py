@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from dtorch import torch_private
 from dtorch.capture.symbol import Tensor
 from dtorch.errors import InputError, MeshError, PlacementError
 from dtorch.factories import from_torch
@@ -52,7 +53,7 @@ def distribute_module(module: Module, mesh: DeviceMesh, placements: Mapping[str,
     specs = _specs(tensors, mesh, placements)
     made: dict[int, Tensor] = {}
     for part in module.modules():
-        for store in (part._parameters, part._buffers):  # noqa: SLF001  (nn.Module has no public way to replace these)
+        for store in torch_private.tensor_stores(part):
             for name, tensor in store.items():
                 if tensor is None:
                     continue
@@ -100,7 +101,7 @@ def _specs(tensors: Mapping[str, torch.Tensor], mesh: DeviceMesh, placements: An
 def _placed(tensor: torch.Tensor, mesh: DeviceMesh, spec: Spec) -> Any:
     made = from_torch(tensor.detach(), mesh, from_spec(spec))
     if isinstance(tensor, torch.nn.Parameter):
-        return torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+        torch_private.mark_parameter(made)  # nn.Parameter(made) would record a view of it
     return made.requires_grad_(tensor.requires_grad)
 
 
@@ -119,7 +120,8 @@ _GATHERED: weakref.WeakValueDictionary[tuple[int, int], torch.Tensor] = weakref.
 
 def _own_tensors(module: torch.nn.Module) -> dict[str, Any]:
     """The distributed tensors that a module itself holds, not its children."""
-    held = {**module._parameters, **module._buffers}  # noqa: SLF001
+    parameters, buffers = torch_private.tensor_stores(module)
+    held = {**parameters, **buffers}
     return {name: tensor for name, tensor in held.items() if isinstance(tensor, Tensor)}
 
 
