@@ -5,6 +5,7 @@ In: a model and a mesh. Out: a `CompiledModule`. All parts are joined here and n
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -155,8 +156,8 @@ def _check_arguments(model: Any, mesh: Any, mode: str, numerics: Any, unknown: d
     active = [name for name, module in model.named_modules() if module.training and _has_dropout(module)]
     if active:
         raise InputError(
-            f"the model is in training mode and {active[0] or type(model).__name__} drops values at random: call "
-            "model.eval() before compile."
+            f"the model is in training mode and its module {(active[0] or type(model).__name__)!r} drops values at "
+            "random: call model.eval() before compile."
         )
 
 
@@ -169,15 +170,14 @@ def _has_dropout(module: torch.nn.Module) -> bool:
 
 def _input_asks(module: torch.nn.Module, inputs: Mapping[str, Any] | None, mesh: DeviceMesh) -> dict:
     """Asks for forward's arguments; their ranks are known at the call, where the placements are checked again."""
-    import inspect
-
     if not inputs:
         return {}
     parameters = inspect.signature(module.forward).parameters
     free = inspect.Parameter.VAR_KEYWORD
     names: dict[str, int | None] = {name: None for name, p in parameters.items() if p.kind is not free}
-    if any(p.kind is free for p in parameters.values()):
-        names.update({name: None for name in inputs if name.isidentifier()})
+    if any(p.kind is free for p in parameters.values()) and isinstance(inputs, Mapping):
+        # **kwargs takes any name; one that is nearly an argument's is a slip.
+        names.update({name: None for name in inputs if name.isidentifier() and not nearest(name, names)})
     return user_asks(inputs, names, mesh, "inputs")
 
 

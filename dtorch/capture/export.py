@@ -19,7 +19,7 @@ from dtorch.capture.module import aliased_argument, flatten_arguments
 from dtorch.capture.results import result_structure
 from dtorch.capture.structure import Flat, Structure
 from dtorch.capture.traced import Traced
-from dtorch.errors import CaptureError, InputError
+from dtorch.errors import CaptureError, DataDependentError, InputError
 from dtorch.ir.signature import InputSpec, OutputSpec, Signature
 
 aten = torch.ops.aten
@@ -50,7 +50,8 @@ def export_module(
             exported = torch.export.export(wrapper, (leaves,), strict=False, dynamic_shapes=(shapes,))
             exported = exported.run_decompositions({})
     except Exception as error:
-        raise CaptureError(
+        kind = DataDependentError if "DataDependent" in type(error).__name__ else CaptureError
+        raise kind(
             f"torch.export could not capture {type(model).__name__} ({type(error).__name__}): {error}\n"
             "Use static shapes (dynamic=False), or change the line of the model that torch.export names."
         ) from error

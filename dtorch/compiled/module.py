@@ -248,7 +248,7 @@ class CompiledModule(Inspection, torch.nn.Module):
     def train(self, mode: bool = True) -> CompiledModule:
         """Compiled modules are for inference: `train(False)` is allowed, `train()` is not."""
         if mode:
-            raise UnsupportedError("A compiled module runs inference only, not train(). Train the model itself.")
+            raise UnsupportedError("A compiled module is for inference: train() is not there. Train the model itself.")
         return self
 
     def requires_grad_(self, requires_grad: bool = True) -> CompiledModule:

@@ -36,6 +36,11 @@ def user_asks(
     given: Mapping[str, Any] | None, ranks: Mapping[str, int | None], mesh: DeviceMesh, what: str
 ) -> dict[tuple[str, int], Ask]:
     """Asks from `{pattern: placements}`; `ranks` has the names there are and their number of dims, None if unknown."""
+    if given is not None and not isinstance(given, Mapping):
+        raise PlacementError(
+            f'{what} must be a dict from names or globs to placements, such as {{"*.weight": {{"tp": Shard(0)}}}}; '
+            f"got {given!r}"
+        )
     asks: dict[tuple[str, int], Ask] = {}
     unmatched = []
     for pattern, placements in (given or {}).items():

@@ -141,9 +141,24 @@ def test_placements_of_inputs_count_from_the_end_too() -> None:
     assert from_spec(given.spec) == (Shard(1),)
 
 
+@pytest.mark.parametrize("given", [[Shard(0)], Shard(0), "first.weight"], ids=str)
+@pytest.mark.parametrize("what", ["placements", "inputs"])
+def test_placements_that_name_nothing_are_refused(what: str, given: Any) -> None:
+    with pytest.raises(PlacementError, match=f"{what} must be a dict"):
+        two(**{what: given})
+
+
 def test_an_input_that_forward_does_not_have() -> None:
     with pytest.raises(PlacementError, match="inputs.*'y'"):
         two(inputs={"y": {"tp": Shard(0)}})
+
+
+def test_an_input_that_kwargs_would_take_is_refused_when_it_is_nearly_an_argument() -> None:
+    model = llama()[0]
+    with pytest.raises(PlacementError, match="'input_idz' .nearest: input_ids"):
+        dtorch.compile(model, mesh_of(2), inputs={"input_idz": {"tp": Shard(0)}})
+    with pytest.raises(PlacementError, match="inputs must be a dict"):
+        dtorch.compile(model, mesh_of(2), inputs=[Shard(0)])
 
 
 def test_a_mesh_without_names_takes_lists_only() -> None:
@@ -383,6 +398,15 @@ def test_strict_names_the_line_that_branches_on_a_value() -> None:
     text = str(caught.value)
     assert line_of(Branching.forward, "if x.sum") in text, text
     assert "torch.where" in text or "strict" in text, text
+    assert compiled.cache_info()["programs"] == 0
+
+
+def test_dynamic_sizes_name_the_line_that_branches_on_a_value() -> None:
+    compiled = dtorch.compile(Branching().eval(), mesh_of(2), dynamic=True)
+    with pytest.raises(DataDependentError) as caught:
+        compiled(X)
+    number = line_of(Branching.forward, "if x.sum").partition(":")[2]
+    assert f'test_bad_input.py", line {number}' in str(caught.value) and "dynamic=False" in str(caught.value)
     assert compiled.cache_info()["programs"] == 0
 
 
