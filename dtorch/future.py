@@ -10,8 +10,6 @@ import asyncio
 from collections.abc import Callable, Generator
 from typing import Any
 
-import torch
-
 
 class TensorFuture:
     """The value of a tensor, later. `pending` has `wait(timeout_s) -> bool`, `done` and `when_done(callback)`."""
