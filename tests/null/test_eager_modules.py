@@ -11,6 +11,7 @@ from torch.nn import functional as F
 import dtorch
 from dtorch.placements import Shard
 
+
 @pytest.fixture(autouse=True)
 def _one_thread():
     torch.manual_seed(0)
@@ -58,7 +59,8 @@ def test_a_transformer_with_encoder_decoder_and_masks():
     both(module, source, target)
     mask = nn.Transformer.generate_square_subsequent_mask(4)
     padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
-    masks = {"src_key_padding_mask": padding, "memory_key_padding_mask": padding}  # torch's fast path zeroes the padding
+    # torch's fast path zeroes what is padding in the memory, so that memory is masked too
+    masks = {"src_key_padding_mask": padding, "memory_key_padding_mask": padding}
     check(module, source, target, tgt_mask=mask, tgt_is_causal=True, **masks)
 
 
