@@ -92,6 +92,7 @@ def compile_program(
     stages.steps.close()
     seconds = time.perf_counter() - stages.started
     compiled = Compiled(traced, found, plan, stages.snapshots, stages.records, seconds)
+    logger("comm").info("%s", _Lazily(lambda: collectives_text(compiled)))
     logger("placements").info("%s", _Lazily(lambda: placements_text(compiled)))
     return compiled
 
@@ -153,6 +154,17 @@ def _collectives(graph: GraphModule) -> Counter[str]:
     from dtorch.ir.schema import collective_name, is_collective
 
     return Counter(collective_name(node) for node in graph.graph.nodes if is_collective(node))
+
+
+def collectives_text(compiled: Compiled) -> str:
+    """The collectives of a plan in order, one a line: kind, mesh axis, and the user's line."""
+    lines = [f"{compiled.plan.digest}: communication of one run"]
+    for instruction in compiled.plan.instructions:
+        if instruction.stream.startswith("comm:"):
+            kind = instruction.kernel.split(".")[1]
+            axis = instruction.stream.partition(":")[2]
+            lines.append(f"{kind:<24} over {axis:<8} {compiled.plan.lines[instruction.line]}")
+    return "\n".join(lines)
 
 
 def placements_text(compiled: Compiled) -> str:

@@ -304,7 +304,7 @@ def _check_present(kind: str, ids: tuple[int, ...]) -> None:
     beyond = [each for each in ids if each >= count]
     if beyond:
         what_next = (
-            "raise DTORCH_VIRTUAL_DEVICES"
+            "raise DTORCH_NUM_GPU_WHEN_ENABLE_DTENSOR_IN_SAME_DEVICE"
             if options.same_device
             else "use ids that exist, or set DTORCH_DTENSOR_IN_SAME_DEVICE=1 to run virtual devices on one GPU"
         )

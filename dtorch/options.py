@@ -57,7 +57,6 @@ class Options:
     progress: str = _option(
         "auto", "DTORCH_PROGRESS", str.strip, "A bar on stderr for long work: auto (when it is a terminal), on or off."
     )
-    threads: int = _option(0, "DTORCH_THREADS", int, "CPU threads that simulated devices use; 0: torch's choice.")
     same_device: bool = _option(
         False,
         "DTORCH_DTENSOR_IN_SAME_DEVICE",
@@ -65,14 +64,17 @@ class Options:
         "Let all devices of a cuda mesh be virtual ones on the first GPU.",
     )
     virtual_devices: int = _option(
-        8, "DTORCH_VIRTUAL_DEVICES", int, "How many virtual devices there are when same_device is on."
+        8,
+        "DTORCH_NUM_GPU_WHEN_ENABLE_DTENSOR_IN_SAME_DEVICE",
+        int,
+        "How many virtual devices there are when same_device is on.",
     )
 
     def __post_init__(self) -> None:
         """Reject values that do not fit, naming the option and its variable."""
         if self.progress not in ("auto", "on", "off"):
             raise _misfit("progress", self.progress, 'use "auto", "on" or "off"')
-        for name, least in (("plan_cache_entries", 1), ("threads", 0), ("virtual_devices", 1)):
+        for name, least in (("plan_cache_entries", 1), ("virtual_devices", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise _misfit(name, value, f"use an integer of at least {least}")

@@ -22,10 +22,8 @@ LAYERS = (
     ("capture", "passes"),
     ("lower",),
     ("compiler",),
-    ("segment", "future", "calls"),
-    ("weight_files",),
-    ("weights", "controller", "report"),
-    ("program",),
+    ("segment", "future"),
+    ("controller", "report"),
     ("compiled",),
     ("graph",),
     ("factories",),
@@ -36,7 +34,7 @@ LAYERS = (
 RANKS = {room: rank for rank, layer in enumerate(LAYERS) for room in layer}
 # A plan runs without the compiler: the runtime sees only the plain data below it, and is seen from what holds values up.
 RUNTIME_MAY_IMPORT = {"runtime", "ir", "options", "errors", "torch_private"}
-KNOWS_RUNTIME_FROM = RANKS["weight_files"]
+KNOWS_RUNTIME_FROM = RANKS["controller"]
 
 
 def sources():

@@ -162,5 +162,5 @@ def test_cuda_ids_must_exist_unless_devices_are_virtual(monkeypatch):
         DeviceMesh("cuda", [0, 2])
     with options.override(same_device=True):
         assert init_device_mesh("cuda", (8,)).size() == 8
-        with pytest.raises(MeshError, match="DTORCH_VIRTUAL_DEVICES"):
+        with pytest.raises(MeshError, match="DTORCH_NUM_GPU_WHEN_ENABLE_DTENSOR_IN_SAME_DEVICE"):
             init_device_mesh("cuda", (9,))

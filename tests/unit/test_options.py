@@ -48,9 +48,9 @@ def test_a_misspelt_variable_is_warned_about_with_the_nearest():
 def test_override_holds_within_its_block_and_nests():
     assert options.current().verify is True
     with options.override(verify=False):
-        with options.override(threads=2):
-            assert (options.current().verify, options.current().threads) == (False, 2)
-        assert options.current().threads == 0
+        with options.override(plan_cache_entries=2):
+            assert (options.current().verify, options.current().plan_cache_entries) == (False, 2)
+        assert options.current().plan_cache_entries == 256
         seen = []
         thread = threading.Thread(target=lambda: seen.append(options.current().verify))
         thread.start()
