@@ -272,3 +272,14 @@ def test_gpt2_keeps_its_tie_and_agrees() -> None:
         assert_near(compiled(**kwargs), model(**kwargs))
     store = compiled._build.weights
     assert store.by_name["lm_head.weight"] is store.by_name["transformer.wte.weight"]
+
+
+@pytest.mark.parametrize("index", [30, -1])
+def test_an_index_outside_a_cut_vocabulary_fails_as_on_one_device(index: int) -> None:
+    model = nn.Embedding(30, 8)
+    compiled = dtorch.compile(model, mesh_of(4), placements={"weight": {"tp": Shard(0)}})
+    with pytest.raises(IndexError):
+        model(torch.tensor([1, index]))
+    with pytest.raises(IndexError):
+        compiled(torch.tensor([1, index]))
+    assert torch.equal(compiled(torch.tensor([1, 29])), model(torch.tensor([1, 29])))

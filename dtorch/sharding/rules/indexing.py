@@ -47,6 +47,8 @@ def local_embedding(ctx: LocalContext, call: OpCall) -> Any:
         outer = ctx.call(aten.mul.Tensor, outer, ctx.integer("mul", held, placed.unit))
         row = ctx.call(aten.add.Tensor, row, outer)
     row = ctx.call(aten.masked_fill.Scalar, row, absent, 0)
+    wrong = ctx.call(aten.bitwise_or.Tensor, ctx.call(aten.lt.Scalar, index, 0), ctx.call(aten.ge.Scalar, index, size))
+    row = ctx.call(aten.masked_fill.Scalar, row, wrong, size + 1)  # fails as on one device, not silently
     if may_be_empty(size, 0, spec, ctx.mesh_shape):  # index 0 must exist
         weight = ctx.call(aten.constant_pad_nd.default, weight, [0, 0, 0, 1])
     found = ctx.call(aten.embedding.default, weight, row)
