@@ -70,7 +70,14 @@ def test_a_rule_of_ones_own_saves_collectives():
     assert "warning" not in having and "'all_reduce': 1" in having
 
 
-@pytest.mark.parametrize("name", ["quickstart.py", "embed_sentences.py"])
+@pytest.mark.parametrize("devices", [(2, 2), (1, 3)])
+def test_eager_tensors_and_modules_equal_plain_torchs(devices):
+    printed = run("eager_tensors.py", "--devices", *map(str, devices))
+    assert len(re.findall(r"largest difference \de", printed)) == 4
+    assert f"mesh(dp={devices[0]}, tp={devices[1]})" in printed
+
+
+@pytest.mark.parametrize("name", ["quickstart.py", "embed_sentences.py", "eager_tensors.py"])
 def test_examples_explain_their_options(name):
     assert "--devices" in run(name, "--help")
 
