@@ -54,7 +54,7 @@ def _compile(model: torch.nn.Module, ids: torch.Tensor, shape: tuple[int, ...]) 
 
 
 def _aot_eager(model: torch.nn.Module, ids: torch.Tensor) -> None:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with torch.no_grad():
         torch.compile(model, backend="aot_eager")(ids, use_cache=False)
 
