@@ -36,8 +36,9 @@ def on_axis(value: Any, mesh: DeviceMesh, axis: int | None, wanted: Placed) -> A
 
     A Split counts dims from the end when negative. A cut of the wanted dim in other units stays.
     """
-    if axis is None or not isinstance(value, Tensor) or value.spec is None or value.recorder.home.mesh != mesh:
+    if axis is None or not isinstance(value, Tensor) or value.spec is None or value.device_mesh != mesh:
         return value
+    recorder: Any = value.recorder  # an eager one, since the tensor is placed
     here = value.spec[axis]
     if type(wanted) is Split:
         wanted = Split(wanted.dim % len(value.meta.shape))
@@ -46,4 +47,4 @@ def on_axis(value: Any, mesh: DeviceMesh, axis: int | None, wanted: Placed) -> A
     if here == wanted:
         return value
     spec = tuple(wanted if index == axis else placed for index, placed in enumerate(value.spec))
-    return value.recorder.redistribute(value, spec)
+    return recorder.redistribute(value, spec)

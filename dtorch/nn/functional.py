@@ -33,19 +33,19 @@ def scaled_dot_product_attention(
     """
     where = _ulysses_axis(query)
     if where is not None and query.shape[-3] == key.shape[-3]:
-        mesh = query.recorder.home.mesh
+        mesh = query.device_mesh
         query, key, value = (on_axis(each, mesh, where, Split(-3)) for each in (query, key, value))
         if isinstance(attn_mask, Tensor) and attn_mask.dim() >= 3 and attn_mask.shape[-3] != 1:
             attn_mask = on_axis(attn_mask, mesh, where, Split(-3))
     options = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
     output = F.scaled_dot_product_attention(query, key, value, **options, enable_gqa=enable_gqa)
-    return output if where is None else on_axis(output, query.recorder.home.mesh, where, Split(-2))
+    return output if where is None else on_axis(output, query.device_mesh, where, Split(-2))
 
 
 def _ulysses_axis(query: Any) -> int | None:
     if not isinstance(query, Tensor) or query.spec is None or query.dim() < 3:
         return None
-    axis = query.recorder.home.mesh.find_axis("ulysses_cp")
+    axis = query.device_mesh.find_axis("ulysses_cp")
     placed = None if axis is None else query.spec[axis]
     return axis if type(placed) is Split and placed.dim == query.dim() - 2 else None
 
