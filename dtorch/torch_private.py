@@ -132,9 +132,20 @@ def fake_mode() -> Any:
     """The one static FakeTensorMode of the process, so that fakes of different captures may meet in one graph."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    class Mode(FakeTensorMode):
+        """Fakes say that they are on "meta" while a kernel runs: for that kernel's thread only, not for all."""
+
+        @property
+        def in_kernel_invocation(self) -> bool:
+            return getattr(_PROBING, "in_kernel", False)
+
+        @in_kernel_invocation.setter
+        def in_kernel_invocation(self, value: bool) -> None:
+            _PROBING.in_kernel = value
+
     teach_fake_tensors()
     logging.getLogger("torch._subclasses.fake_tensor").addFilter(lambda record: not getattr(_PROBING, "now", False))
-    return FakeTensorMode(allow_non_fake_inputs=False)
+    return Mode(allow_non_fake_inputs=False)
 
 
 def fake_tensor(

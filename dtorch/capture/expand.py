@@ -117,7 +117,8 @@ class Operation:
         versions = [torch_private.version_of(tensor) for tensor in fakes]
         with torch_private.fake_execution():
             result = self.function(*fill(self.args, fakes), **fill(self.kwargs, fakes))
-        self.mutated = tuple(i for i, tensor in enumerate(fakes) if torch_private.version_of(tensor) != versions[i])
+        written = {i for i, tensor in enumerate(fakes) if torch_private.version_of(tensor) != versions[i]}
+        self.mutated = tuple(sorted(written | self._written_unseen()))
         for i in self.mutated:
             if meta_of(fakes[i]) is not self.metas[i]:
                 raise CaptureError(
@@ -139,6 +140,23 @@ class Operation:
             else:
                 base = storages.get(torch_private.storage_id(value))
                 self.aliases.append(None if base is None else (VIEW, base))
+
+    def _written_unseen(self) -> set[int]:
+        """Tensors that are written without a new version: running statistics, and all under vmap."""
+        if isinstance(self.function, torch_private.OpOverload):
+            writes = torch_private.schema_facts(self.function).mutates
+            return {arg.index for i, arg in enumerate(self.args) if i in writes and type(arg) is Ref}
+        if name_of(self.function) not in ("batch_norm", "instance_norm"):
+            return set()
+
+        def run(*tensors: torch.Tensor) -> tuple:
+            self.function(*fill(self.args, tensors), **fill(self.kwargs, tensors))
+            return tensors
+
+        graph = torch_private.trace_functional(run, [meta.fake() for meta in self.metas]).graph
+        inputs = [node for node in graph.nodes if node.op == "placeholder"]
+        values = next(node for node in graph.nodes if node.op == "output").args[0]
+        return {i for i, (given, value) in enumerate(zip(inputs, values, strict=True)) if value is not given}
 
     def expand(self) -> Expansion:
         """The functional ATen calls; traced at the first use, under the ambient state of that use."""

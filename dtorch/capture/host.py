@@ -50,6 +50,12 @@ class Host:
         """Afterwards, attributes, parameters, buffers and hooks are what they were: a capture leaves nothing behind."""
         modules = list(self.module.modules())
         before = [(module, dict(module.__dict__)) for module in modules]
+        versions = {
+            id(value): torch_private.version_of(value)
+            for _, attributes in before
+            for value in attributes.values()
+            if isinstance(value, torch.Tensor) and not isinstance(value, Tensor)
+        }
         stored = [
             (store, dict(store))
             for module in modules
@@ -58,7 +64,7 @@ class Host:
         try:
             yield
             for module, attributes in before:
-                self._refuse_hidden_state(module, attributes, recorder)
+                self._refuse_hidden_state(module, attributes, versions, recorder)
         finally:
             for module, attributes in before:
                 if not _is_as_before(module, attributes):
@@ -68,12 +74,18 @@ class Host:
                 store.clear()
                 store.update(tensors)
 
-    def _refuse_hidden_state(self, module: torch.nn.Module, before: dict[str, Any], recorder: Recorder) -> None:
+    def _refuse_hidden_state(
+        self, module: torch.nn.Module, before: dict[str, Any], versions: dict[int, int], recorder: Recorder
+    ) -> None:
         for name, value in before.items():
-            if isinstance(value, torch.Tensor) and module.__dict__.get(name) is not value and recorder.lifted(value):
+            if not isinstance(value, torch.Tensor) or not recorder.lifted(value):
+                continue
+            replaced = module.__dict__.get(name) is not value
+            if replaced or torch_private.version_of(value) != versions.get(id(value)):
                 path = f"{self.names.get(id(module), '')}.{name}".removeprefix(".")
                 raise CaptureError(
-                    f"the forward reads the plain tensor attribute {path} and replaces it: state that lives from call "
+                    f"the forward reads the plain tensor attribute {path} and "
+                    f"{'replaces it' if replaced else 'writes into it'}: state that lives from call "
                     f'to call has to be a buffer. Register it: self.register_buffer("{name}", ..., persistent=False).'
                 )
 

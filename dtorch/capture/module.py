@@ -159,6 +159,8 @@ class _Forward:
                 recorder.value(symbol)
         found = []
         for placeholder, symbol in list(recorder.inputs.items()):
+            if symbol.origin.kind == "constant":  # made in the forward and written there: gone when it returns
+                continue
             _, new = replaced.get(id(symbol), (symbol, symbol))
             new = new if isinstance(new, Tensor) else recorder.lift(new)
             if new.meta.shape != symbol.meta.shape or new.meta.dtype != symbol.meta.dtype:

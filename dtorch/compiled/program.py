@@ -14,6 +14,7 @@ from dtorch.capture.structure import Container, Flat, Leaf, Structure
 from dtorch.capture.symbol import make, tensor_meta
 from dtorch.compiled.weights import WeightStore
 from dtorch.compiler import Compiled
+from dtorch.errors import InputError
 from dtorch.ir.layout import Whole
 from dtorch.ir.plan import PlanOutput
 from dtorch.options import progress
@@ -53,6 +54,11 @@ class Program:
         self._changes_weights = any(
             self._targets[item.mutates or ""].kind in ("weight", "buffer") for _, item in self._mutations
         )
+        self._written = [
+            self._leaf_of_input[item.mutates]
+            for _, item in self._mutations
+            if self._targets[item.mutates].kind == "user"  # type: ignore[index]
+        ]
         self._stays = state_results(self.structure)
         self._copied = [item.aliases is not None and self._is_owned(item) for _, item in self._results]
 
@@ -87,7 +93,19 @@ class Program:
         with self.weights.lock:
             return self._run(flat)
 
+    def _refuse_overlaps(self, flat: Flat) -> None:
+        """A write into one argument would have to show in the other, and devices hold them apart."""
+        for index in self._written:
+            for other in set(self._leaf_of_input.values()) - {index}:
+                if share_elements(flat.leaves[index], flat.leaves[other]):
+                    raise InputError(
+                        f"forward writes into the argument {flat.paths[index]}, which shares memory with "
+                        f"{flat.paths[other]}: the write would not reach it. Pass {flat.paths[other]}.clone()."
+                    )
+
     def _run(self, flat: Flat) -> Any:
+        if self._written:
+            self._refuse_overlaps(flat)
         outputs = self.loaded.run(self._inputs(flat))
         for index, item in self._mutations:
             target = self._targets[item.mutates or ""]
@@ -118,6 +136,19 @@ class Program:
         for position, index in self._states:
             inputs[position] = leaves[index].remote.data
         return inputs
+
+
+def share_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two plain tensors have an element in common; of two dtypes on one memory it is taken for granted."""
+    if getattr(one, "remote", None) is not None or getattr(other, "remote", None) is not None:
+        return False
+    if one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr() or not (one.numel() and other.numel()):
+        return False
+    if one.dtype is not other.dtype:
+        return True
+    marks = torch.zeros(one.untyped_storage().nbytes() // one.element_size(), dtype=torch.bool)
+    marks.as_strided(one.shape, one.stride(), one.storage_offset()).fill_(True)
+    return bool(marks.as_strided(other.shape, other.stride(), other.storage_offset()).any())
 
 
 def state_results(structure: Structure | None) -> frozenset[int]:

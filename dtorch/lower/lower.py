@@ -85,9 +85,20 @@ class _Lowering:
                 return torch.ops.aten.reshape.default
         return node.target
 
+    def _with_logical_strides(self, source: Node) -> Node:
+        """A whole value in memory as the global graph has it: a redistribution may have left other strides."""
+        local, meta, aten = self.env[source], source.meta["val"], torch.ops.aten
+        if local.meta["val"].stride() == meta.stride() or local.meta["val"].shape != meta.shape:
+            return local
+        options = {"dtype": meta.dtype, "device": meta.device}
+        empty = self.builder.emit(aten.empty_strided.default, list(meta.shape), list(meta.stride()), **options)
+        return self.builder.emit(aten.copy.default, empty, local)
+
     def _call(self, node: Node) -> Any:
         builder = self.builder
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.env.__getitem__)
+        if node.target is torch.ops.aten.as_strided.default:
+            args = (self._with_logical_strides(node.args[0]), *args[1:])
         leaves = tensor_arguments(node)
         spec = node.meta["spec"]
         many = isinstance(node.meta["val"], (list, tuple))

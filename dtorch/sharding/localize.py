@@ -118,15 +118,17 @@ def cuts_of(spec: Spec, dim: int) -> list[Split]:
 
 def may_be_empty(size: int, dim: int, spec: Spec, mesh_shape: tuple[int, ...]) -> bool:
     """Whether some device may hold nothing of dimension `dim`: decided without looking at a coordinate."""
-    left: dict[Split, int] = {}
+    held: dict[Split, set[int]] = {}  # how many parts a device may hold, given the axes so far
     for axis, placed in enumerate(spec):
         if type(placed) is Split and placed.dim == dim:
-            parts = left.get(placed, size // (placed.outer * placed.unit))
-            piece = -(-parts // mesh_shape[axis])
-            last = parts - piece * (mesh_shape[axis] - 1)
-            if last <= 0:
-                return True
-            left[placed] = last
+            counts: set[int] = set()
+            for parts in held.get(placed, {size // (placed.outer * placed.unit)}):
+                piece = -(-parts // mesh_shape[axis])
+                last = parts - piece * (mesh_shape[axis] - 1)
+                if last <= 0:
+                    return True
+                counts |= {piece, last}
+            held[placed] = counts
     return False
 
 

@@ -66,12 +66,14 @@ def local_native_group_norm(ctx: LocalContext, call: OpCall) -> Any:
     return ctx.call(call.op, x, weight, bias, batch, channels, hw, ctx.integer("floordiv", channels, per_group), eps)
 
 
-_TRAINING_ARGUMENT = {"batch_norm": 5, "native_batch_norm": 5, "instance_norm": 5}
+_TRAINING_ARGUMENT = {
+    "batch_norm": 5, "native_batch_norm": 5, "_native_batch_norm_legit_functional": 5, "instance_norm": 5,
+}  # fmt: skip
 
 
 @rule(
     "batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_training", "_batch_norm_no_update",
-    "_native_batch_norm_legit.no_stats", "instance_norm",
+    "_native_batch_norm_legit.no_stats", "_native_batch_norm_legit_functional", "instance_norm",
 )  # fmt: skip
 def batch_norm(call: Call, x: Any, *rest: Any, **options: Any) -> Mapping | None:
     """Elementwise in x (n, c, ...) and weights (c) with running statistics, else only channels are free."""
@@ -98,5 +100,6 @@ def along_channels(call: Call, x: Any, *rest: Any, **options: Any) -> Mapping:
 
 never_empty(
     "group_norm", "native_group_norm", "batch_norm", "native_batch_norm", "_native_batch_norm_legit",
-    "_native_batch_norm_legit_no_training", "_batch_norm_no_update", "instance_norm",
+    "_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training", "_batch_norm_no_update",
+    "instance_norm",
 )  # fmt: skip
