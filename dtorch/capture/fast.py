@@ -123,6 +123,8 @@ def learn(recorder: Any, before: Any, key: Any, args: tuple, kwargs: dict[str, A
     state = recorder.state
     if type(result) is not Tensor or state.parent is not before or len(state.outputs) != 1:
         return
+    if _dtype() is not recorder.default_dtype:  # what is learnt is used under that dtype alone
+        return
     given = args if kwargs is None else (*args, *kwargs.values())  # out= too: what was written is no fresh result
     if result.node is not state.outputs[0] or any(result is item for item in given) or _autocast("cpu"):
         return
