@@ -188,6 +188,19 @@ def fake_execution() -> Iterator[None]:
         _PROBING.now = before
 
 
+@contextmanager
+def kernels_that_read_data() -> Iterator[None]:
+    """Turn what C++ says when it reads a fake's memory (packing sequences by lengths) into a data-dependent error."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException
+
+    try:
+        yield
+    except RuntimeError as error:
+        if "its data is not allocated yet" not in str(error):
+            raise
+        raise DataDependentOutputException(torch.ops.aten._local_scalar_dense.default) from error
+
+
 def last_op(function: Callable[[], Any]) -> str | None:
     """The ATen operator that a call on fakes reaches last, such as `aten.mm`: of one that fails, the one that fails."""
     from torch.utils._python_dispatch import TorchDispatchMode

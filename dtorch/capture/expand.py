@@ -115,7 +115,7 @@ class Operation:
         """Run once on fakes: metadata, which inputs are written (by version), what aliases what (by storage)."""
         fakes = [meta.fake() for meta in self.metas]
         versions = [torch_private.version_of(tensor) for tensor in fakes]
-        with torch_private.fake_execution():
+        with torch_private.fake_execution(), torch_private.kernels_that_read_data():
             result = self.function(*fill(self.args, fakes), **fill(self.kwargs, fakes))
         written = {i for i, tensor in enumerate(fakes) if torch_private.version_of(tensor) != versions[i]}
         self.mutated = tuple(sorted(written | self._written_unseen()))

@@ -137,3 +137,22 @@ def test_threads_that_compile_at_once_do_not_see_each_others_fake_kernels() -> N
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_packed_sequences_follow_the_lengths_of_each_call() -> None:
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gru = nn.GRU(7, 5, batch_first=True)
+
+        def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> Any:
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+            result, last = self.gru(packed)
+            return nn.utils.rnn.pad_packed_sequence(result, batch_first=True)[0], last
+
+    torch.manual_seed(0)
+    model, x = Packed().eval(), torch.randn(3, 6, 7)
+    compiled = compiled_of(model, (2,))
+    for lengths in ([6, 2, 4], [1, 3, 5], [6, 2, 4]):
+        for found, wanted in zip(compiled(x, torch.tensor(lengths)), model(x, torch.tensor(lengths)), strict=True):
+            assert_near(found, wanted)
