@@ -17,7 +17,7 @@ import torch
 from dtorch import torch_private
 from dtorch.capture.record import Origin, Recorder
 from dtorch.capture.symbol import Tensor, make, meta_of, tensor_meta
-from dtorch.errors import CaptureError
+from dtorch.errors import CaptureError, UnsupportedError
 
 
 @dataclass
@@ -39,6 +39,7 @@ class Host:
     symbols: list[Tensor]
     slots: list[Slot] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
+    overlaps: dict[str, str] = field(default_factory=dict)  # a buffer → another one of the model's in its memory
 
     def bind(self, recorder: Recorder) -> None:
         """Make the weights inputs of a new capture."""
@@ -115,6 +116,12 @@ def make_host(model: torch.nn.Module, device: torch.device | str | None = None) 
     device: where the symbols say they are (a mesh's device type); None: where the model's tensors are.
     """
     device = torch.device(device) if device is not None else None
+    for path, each in model.named_modules():
+        if isinstance(each, torch.jit.ScriptModule):
+            raise UnsupportedError(
+                f"{path or 'the model'} is a {type(each).__name__} of torch.jit: it runs outside Python and cannot be "
+                f"captured. Compile the module that it was scripted from."
+            )
     names: dict[int, list[str]] = {}
     tensors: dict[int, tuple[torch.Tensor, str]] = {}
     for kind, found in (
@@ -132,6 +139,7 @@ def make_host(model: torch.nn.Module, device: torch.device | str | None = None) 
         symbols.append(symbol)
     _share_configs(model, memo)
     host = Host(_copied(model, memo), device, symbols)
+    host.overlaps = _overlaps([(names[key][0], tensor) for key, (tensor, _) in tensors.items()])
     host.names = {id(module): name for name, module in host.module.named_modules()}
     for module in host.module.modules():
         for store in torch_private.tensor_stores(module):
@@ -139,6 +147,25 @@ def make_host(model: torch.nn.Module, device: torch.device | str | None = None) 
                 Slot(module, store, name, value) for name, value in store.items() if isinstance(value, Tensor)
             ]
     return host
+
+
+def _overlaps(tensors: list[tuple[str, torch.Tensor]]) -> dict[str, str]:
+    """For each tensor whose memory another one reaches into, the name of that one."""
+    extents: dict[int, list[tuple[str, int, int]]] = {}
+    for name, tensor in tensors:
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and tensor.numel():
+            begin, size = tensor.data_ptr(), tensor.element_size()
+            reach = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+            if begin:  # 0: no memory, on the meta device
+                memory = tensor.untyped_storage().data_ptr()
+                extents.setdefault(memory, []).append((name, begin, begin + (reach + 1) * size))
+    return {
+        name: other
+        for found in extents.values()
+        for name, begin, end in found
+        for other, first, last in found
+        if name != other and begin < last and first < end
+    }
 
 
 def shared_copy(model: torch.nn.Module) -> torch.nn.Module:

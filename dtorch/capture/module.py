@@ -171,6 +171,13 @@ class _Forward:
                 )
             node = recorder.value(new)
             if node is not placeholder:
+                other = host.overlaps.get(symbol.origin.target) if symbol.origin.kind in ("weight", "buffer") else None
+                if other is not None:
+                    raise CaptureError(
+                        f"the forward writes into {symbol.origin.target}, which shares memory with {other}: on the "
+                        "devices they are apart, and the write would not reach it. Keep one of them, and take the "
+                        "view in the forward."
+                    )
                 found.append((placeholder.name, node))
         return found
 

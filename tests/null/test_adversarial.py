@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import dtorch
-from dtorch.errors import CaptureError, InputError
+from dtorch.errors import CaptureError, InputError, UnsupportedError
 
 meshes = pytest.mark.parametrize("shape", [(1,), (3,), (5,), (2, 3, 2)], ids=str)
 
@@ -156,3 +157,23 @@ def test_packed_sequences_follow_the_lengths_of_each_call() -> None:
     for lengths in ([6, 2, 4], [1, 3, 5], [6, 2, 4]):
         for found, wanted in zip(compiled(x, torch.tensor(lengths)), model(x, torch.tensor(lengths)), strict=True):
             assert_near(found, wanted)
+
+
+def test_scripted_modules_are_refused_by_name() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = nn.Sequential(nn.Linear(7, 7), torch.jit.script(nn.Linear(7, 7)))
+    with pytest.raises(UnsupportedError, match="1 is a RecursiveScriptModule of torch.jit"):
+        compiled_of(model, (2,))(torch.randn(5, 7))
+
+
+def test_a_buffer_that_is_a_view_of_another_one_may_be_read_but_not_written() -> None:
+    def module(function: Any) -> Module:
+        model = Module(function)
+        model.register_buffer("part", model.mean[2:5])
+        return model
+
+    reads, x = module(lambda self, x: x + self.mean + self.part.sum()), torch.randn(5, 7)
+    assert_near(compiled_of(reads, (2,))(x), reads(x))
+    with pytest.raises(CaptureError, match="writes into mean, which shares memory with part"):
+        compiled_of(module(lambda self, x: x + self.mean.add_(1) + self.part.sum()), (2,))(x)
