@@ -132,20 +132,15 @@ def fake_mode() -> Any:
     """The one static FakeTensorMode of the process, so that fakes of different captures may meet in one graph."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    class Mode(FakeTensorMode):
-        """Fakes say that they are on "meta" while a kernel runs: for that kernel's thread only, not for all."""
-
-        @property
-        def in_kernel_invocation(self) -> bool:
-            return getattr(_PROBING, "in_kernel", False)
-
-        @in_kernel_invocation.setter
-        def in_kernel_invocation(self, value: bool) -> None:
-            _PROBING.in_kernel = value
-
     teach_fake_tensors()
     logging.getLogger("torch._subclasses.fake_tensor").addFilter(lambda record: not getattr(_PROBING, "now", False))
-    return Mode(allow_non_fake_inputs=False)
+    # Fakes say that they are on "meta" while a kernel runs on them: for that kernel's thread, not for all. The class is
+    # patched and not derived from, because higher-order operators look their rules up by the very class of a mode.
+    FakeTensorMode.in_kernel_invocation = property(
+        lambda mode: getattr(_IN_KERNEL, str(id(mode)), False),
+        lambda mode, value: setattr(_IN_KERNEL, str(id(mode)), value),
+    )
+    return FakeTensorMode(allow_non_fake_inputs=False)
 
 
 def fake_tensor(
@@ -159,6 +154,7 @@ def fake_tensor(
 
 
 _PROBING = threading.local()
+_IN_KERNEL = threading.local()  # by the id of a FakeTensorMode: whether a kernel runs on its fakes in this thread
 _FAKES = threading.RLock()  # a FakeTensorMode keeps state while a call runs, so threads take turns
 
 
@@ -603,7 +599,7 @@ def is_parameter(tensor: torch.Tensor) -> bool:
 # --- for eager recording ------------------------------------------------------------------------------------------
 
 function_modes_active: Callable[[], int] = torch._C._len_torch_function_stack
-"""How many TorchFunctionModes are entered (a capture, a default device, a user's own): then dispatch asks them first."""
+"""How many TorchFunctionModes are entered (a capture, a default device, a user's own): dispatch asks them first."""
 
 
 def set_data(symbol: torch.Tensor, other: torch.Tensor) -> None:
