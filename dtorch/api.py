@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from dtorch.capture.host import make_host
+from dtorch.capture.symbol import Tensor
 from dtorch.compiled import Build, CompiledModule
 from dtorch.compiled.weight_files import assign, read_sources
 from dtorch.compiled.weights import WeightStore, release_memory, snapshot
@@ -70,7 +71,8 @@ def compile(  # noqa: A001  (the name users know from torch)
     Args:
         model: any `torch.nn.Module` in eval mode.
         mesh: where to run; axes named dp cut the batch, tp (and others) the weights.
-        placements: by glob over parameter names, placements by mesh axis: `{"*.q_proj.weight": {"tp": Shard(0)}}`.
+        placements: by glob over parameter names, placements by mesh axis: `{"**.q_proj.weight": {"tp": Shard(0)}}`;
+            `*` stands for (part of) one name between dots, `**` for any number of them.
             They come before what the model says of itself (`config.base_model_tp_plan`).
         inputs: the same for the arguments of forward, by name: `{"input_ids": {"dp": Shard(0)}}`.
         weights: a state dict, or paths of safetensors files or a folder of them; for models built on "meta".
@@ -86,6 +88,9 @@ def compile(  # noqa: A001  (the name users know from torch)
         ShardingError come at the first call, with the user's line.
     """
     _check_arguments(model, mesh, mode, numerics, unknown)
+    _check_model(model)
+    if dynamic not in (None, True, False):
+        raise InputError(f"dynamic={dynamic!r} is not known; there is: None, True, False.")
     if check:
         raise UnsupportedError("compile(check=True) is not there yet: compare with the model's own results for now.")
     if mesh.device_type != "cpu" and mesh.device_type != "cuda":
@@ -153,6 +158,15 @@ def _check_arguments(model: Any, mesh: Any, mode: str, numerics: Any, unknown: d
         raise InputError(f"mode={mode!r} is not known; there is: {', '.join(MODES)}.")
     if numerics is not None and numerics not in NUMERICS:
         raise InputError(f"numerics={numerics!r} is not known; there is: {', '.join(NUMERICS)}.")
+
+
+def _check_model(model: torch.nn.Module) -> None:
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if isinstance(tensor, Tensor):
+            raise InputError(
+                f"{name} is a dtorch.Tensor already: {tensor.summary}. compile places the weights itself: give it "
+                "the model from before distribute_module, and the placements with placements=."
+            )
     active = [name for name, module in model.named_modules() if module.training and _has_dropout(module)]
     if active:
         raise InputError(

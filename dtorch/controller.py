@@ -30,7 +30,7 @@ class Segment:
     def __init__(self, trace: Trace, runtime: Runtime, axis_names: tuple[str, ...]) -> None:
         self.trace, self.runtime, self.axis_names = trace, runtime, axis_names
         self.inputs: list[Any] = trace.inputs
-        self.outputs: list[weakref.ref[RemoteValue]] = []
+        self.outputs: list[weakref.ref[PendingValue]] = []
         self.error: BaseException | None = None
         self._event = threading.Event()
         self._callbacks: list[Callable[[], None]] = []

@@ -221,5 +221,6 @@ def distribute_tensor(
     """The values of a torch tensor on a mesh, placed so: torch.distributed.tensor's function of that name."""
     made = construct(tensor, device_mesh=device_mesh, placements=placements)
     if torch_private.is_parameter(tensor) or isinstance(tensor, torch.nn.Parameter):
-        return torch.nn.Parameter(made, requires_grad=tensor.requires_grad)  # type: ignore[return-value]
+        torch_private.mark_parameter(made)  # nn.Parameter(made) would record a view of it
+        made.requires_grad_(tensor.requires_grad)
     return made

@@ -107,7 +107,6 @@ class Graph:
             found = self._recorders.get(mesh)
             if found is None:
                 found = self._recorders[mesh] = EagerRecorder(_Home(self, mesh), mesh.device_type)
-                found.mesh = mesh
             return found
 
     def place(self, tensor: torch.Tensor, mesh: DeviceMesh, spec: Spec) -> Tensor:
@@ -189,7 +188,7 @@ def restore(value: torch.Tensor, mesh: tuple, placed: tuple, requires_grad: bool
     placed_on = DeviceMesh(kind, torch.tensor(ids).reshape(shape), mesh_dim_names=names)
     tensor = current_graph().place(value, placed_on, spec)
     if parameter:
-        return torch.nn.Parameter(tensor, requires_grad=requires_grad)  # type: ignore[return-value]
+        torch_private.mark_parameter(tensor)
     return tensor.requires_grad_(requires_grad)
 
 

@@ -80,7 +80,7 @@ def _inlined(graph: Graph, entry: Called, values: dict[int, Node]) -> list[Node]
 
 
 def _as_placed(graph: Graph, source: Node, spec: Spec) -> Node:
-    """The source under the name that the step has for its placement: on an axis of one device, whole and cut are one."""
+    """The source under the step's name for its placement: on an axis of one device, whole and cut are one."""
     have = source.meta["spec"]
     if have == spec:
         return source

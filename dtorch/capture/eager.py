@@ -28,7 +28,8 @@ from dtorch.capture.where import here
 from dtorch.errors import CaptureError, ShardingError
 from dtorch.ir.layout import WHOLE, Spec
 
-SEGMENT_OPS = 1024  # a trace is handed on after so many steps, so that devices start while the client still records
+SEGMENT_OPS = 1024  # a trace is handed on after so many steps, so that devices start while the client still records,
+LOOK_OPS = fast.LOOK_OPS  # and sooner where a loop comes round: after so many, before a call like the trace's first
 references = sys.getrefcount
 
 
@@ -203,6 +204,7 @@ class EagerRecorder(Recorder):
         self.entered_slots: dict[int, Any] = {}  # remote values by slot
         self.held: list[Tensor] = []
         self.steps = 0
+        self.anchor: tuple[Any, frozenset[int]] | None = None  # the trace's first call
 
     # --- values ---------------------------------------------------------------------------------------------------
 
@@ -381,8 +383,8 @@ class EagerRecorder(Recorder):
 
     def quick_call(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any] | None) -> Any:
         """A call by what the trie has learnt, or by the long way."""
-        if self.steps >= SEGMENT_OPS:
-            self.flush()
+        if self.anchor is None or self.steps >= LOOK_OPS:
+            self._look(function, args)
         with self.lock:
             key = fast.key_of(self, function, args, kwargs)
             result = fast.MISSED if key is None else fast.quick(self, function, args, kwargs, key)
@@ -394,6 +396,20 @@ class EagerRecorder(Recorder):
             with self.lock:
                 fast.learn(self, before, key, args, kwargs, result)
         return result
+
+    @_locked
+    def _look(self, function: Callable[..., Any], args: tuple) -> None:
+        """Note a trace's first call, and end the trace before one like it, or when it is full.
+
+        Alike: the same function on the same lasting tensors. So the traces of a loop begin at one place of it, and are
+        found again, however many steps an iteration has.
+        """
+        if self.anchor is not None:
+            lasting = {id(item) for item in args if type(item) is Tensor and item.remote is not None}
+            if self.steps < SEGMENT_OPS and not (function is self.anchor[0] and lasting <= self.anchor[1]):
+                return
+            self.flush()
+        self.anchor = (function, frozenset(id(item) for item in args if type(item) is Tensor))
 
     @_locked
     def _apply(self, called: Operation, symbols: list[Tensor], given: list[torch.Tensor]) -> Any:

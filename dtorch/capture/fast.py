@@ -146,7 +146,7 @@ def _binary(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def operator(x: Tensor, other: Any) -> Any:
         recorder = x.recorder
-        if recorder is None or not recorder.eager or _modes() or recorder.steps >= SEGMENT_OPS:
+        if recorder is None or not recorder.eager or _modes() or recorder.steps >= LOOK_OPS:
             return function(x, other)
         with recorder.lock:
             node = x.node
@@ -187,7 +187,7 @@ def _method(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def method(x: Tensor, *args: Any, **kwargs: Any) -> Any:
         recorder = x.recorder
-        if kwargs or recorder is None or not recorder.eager or _modes() or recorder.steps >= SEGMENT_OPS:
+        if kwargs or recorder is None or not recorder.eager or _modes() or recorder.steps >= LOOK_OPS:
             return function(x, *args, **kwargs)
         with recorder.lock:
             node = x.node
@@ -224,7 +224,7 @@ def _method(function: Callable[..., Any]) -> Callable[..., Any]:
 _BINARY = ("__add__", "__sub__", "__mul__", "__truediv__", "__matmul__", "__radd__", "__rmul__")
 # no __getitem__ here: a Python one makes torch.tensor([x, 1.0]) take x for a sequence and ask a 0-d one for its len()
 _METHODS = ("view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "flatten", "__neg__")
-SEGMENT_OPS = 1024
+LOOK_OPS = 512  # after so many steps of a trace every call takes the way that looks whether to end it
 
 
 def install() -> None:

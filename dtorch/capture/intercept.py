@@ -63,7 +63,7 @@ def intercepted(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, An
         raise _refused(recorder, func, scan, error) from error
 
 
-def _refused(recorder: Recorder, func: Any, scan: Scan, error: Exception) -> Exception:
+def _refused(recorder: Any, func: Any, scan: Scan, error: Exception) -> Exception:
     """Torch's error about the arguments of a call, with the operator, the placed arguments and the user's line."""
     metas = [meta_of(tensor, recorder.device) for tensor in scan.tensors]
 
@@ -287,7 +287,7 @@ def _tensor(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) 
     return _constant(recorder, plain)
 
 
-def _set_data(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+def _set_data(recorder: Any, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     target, value = args
     if not isinstance(target, Tensor):
         return _NOT_SPECIAL
@@ -321,7 +321,7 @@ def _cat(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> 
 # --- of eager tensors only ----------------------------------------------------------------------------------------
 
 
-def _to(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+def _to(recorder: Any, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Another dtype is recorded; another kind of device is a redistribute, which the user has to name."""
     tensor, *rest = args
     if not recorder.eager or not isinstance(tensor, Tensor):
@@ -350,7 +350,7 @@ def _to(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> A
     return recorder.call(torch.Tensor.to, (tensor, dtype or tensor.dtype), options)
 
 
-def _random_like(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+def _random_like(recorder: Any, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Drawn on the host like all random numbers; the tensor's values are not needed, so nothing is read."""
     if not recorder.eager or not isinstance(args[0], Tensor):
         return _NOT_SPECIAL

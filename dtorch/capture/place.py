@@ -62,7 +62,8 @@ def place_made(expansion: Expansion, spec: Spec, mesh_shape: tuple[int, ...]) ->
     parts = tuple(WHOLE if type(placed) is Pending else placed for placed in spec)
     for step in expansion.steps:
         node = graph.call_function(step.target, fill(step.args, nodes), fill(step.kwargs, nodes))
-        in_parts = not node.all_input_nodes and step.target.overloadpacket.__name__ in _IN_PARTS
+        packet = getattr(step.target, "overloadpacket", step.target)
+        in_parts = not node.all_input_nodes and packet.__name__ in _IN_PARTS
         node.meta.update(val=step.val, spec=parts if in_parts else whole)
         nodes.append(node)
     result = nodes[expansion.outputs[0].index]

@@ -96,7 +96,7 @@ class Tensor(Placed, torch.Tensor):
     __slots__ = ("meta", "recorder", "node", "base", "step", "root", "version", "seen", "origin", "spec", "remote")
 
     meta: TensorMeta
-    recorder: Recorder | None
+    recorder: Any  # the Recorder of a capture, or the EagerRecorder of a mesh; None without one
     node: Any
     base: Tensor | None
     step: Any
@@ -205,7 +205,8 @@ class Tensor(Placed, torch.Tensor):
         if id(self) not in memo:
             copied = self.clone() if self.spec is None else self.recorder.redistribute(self, self.spec)
             if torch_private.is_parameter(self):
-                copied = torch.nn.Parameter(copied, requires_grad=self.requires_grad)
+                torch_private.mark_parameter(copied)
+                copied.requires_grad_(self.requires_grad)
             memo[id(self)] = copied
         return memo[id(self)]
 

@@ -55,9 +55,9 @@ class Program:
             self._targets[item.mutates or ""].kind in ("weight", "buffer") for _, item in self._mutations
         )
         self._written = [
-            self._leaf_of_input[item.mutates]
+            self._leaf_of_input[item.mutates or ""]
             for _, item in self._mutations
-            if self._targets[item.mutates].kind == "user"  # type: ignore[index]
+            if self._targets[item.mutates or ""].kind == "user"
         ]
         self._stays = state_results(self.structure)
         self._copied = [item.aliases is not None and self._is_owned(item) for _, item in self._results]

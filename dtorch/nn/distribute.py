@@ -35,7 +35,7 @@ def distribute_module(module: Module, mesh: DeviceMesh, placements: Mapping[str,
         module: any torch.nn.Module, on the host or distributed already.
         mesh: where its tensors go.
         placements: by glob over names of parameters and buffers, placements as `dtorch.compile` takes them:
-            `{"*.q_proj.weight": {"tp": Shard(0)}}`. All others are replicated.
+            `{"**.q_proj.weight": {"tp": Shard(0)}}`. All others are replicated.
 
     Raises:
         PlacementError: a pattern that matches nothing, placements that do not fit, tied names that are asked to lie

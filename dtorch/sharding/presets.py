@@ -57,7 +57,7 @@ def user_asks(
             shown.append(f"{pattern!r}" + (f" (nearest: {', '.join(close)})" if close else ""))
         raise PlacementError(
             f"{what}: these patterns match nothing: {'; '.join(shown)}. Patterns are globs over qualified names, such "
-            f"as 'model.layers.*.self_attn.q_proj.weight'; there are {len(ranks)} names, the first: "
+            f"as 'model.layers.*.self_attn.q_proj.weight' or '**.q_proj.weight'; there are {len(ranks)} names, the first: "
             f"{', '.join(list(ranks)[:3])}."
         )
     return asks
@@ -105,8 +105,12 @@ def style_asks(
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a glob matches a whole qualified name; `*` stands for one or more characters of one name part."""
-    expression = "".join(r"[^.]+" if part == "*" else re.escape(part) for part in re.split(r"(\*)", pattern))
+    """Whether a glob matches a whole qualified name.
+
+    `*` stands for one or more characters of one name part, `**` for one or more characters and dots.
+    """
+    parts = re.split(r"(\*+)", pattern)
+    expression = "".join({"*": r"[^.]+", "**": r".+"}.get(part, re.escape(part)) for part in parts)
     return re.fullmatch(expression, name) is not None
 
 

@@ -31,7 +31,8 @@ def bars() -> Iterator[Bar]:
             record, whole = _times(program, ours, lambda y: y.to_torch())
             eager, read = _times(program, plain, lambda y: y.sum().item())
             yield Bar(f"record an op: {name}, us", record, eager, RECORD_LIMIT, "us", "torch eager")
-            yield Bar(f"an op end to end with the value read: {name}, us", whole, read, END_TO_END_LIMIT, "us", "torch eager")
+            title = f"an op end to end with the value read: {name}, us"
+            yield Bar(title, whole, read, END_TO_END_LIMIT, "us", "torch eager")
         distributed, _ = _times(_adds, _torch_distributed(plain), lambda y: None)
         record, _ = _times(_adds, ours, lambda y: y.to_torch())
         yield Bar("record an op: add alone, next to torch DTensor, us", record, distributed, 1.0, "us", "torch DTensor")

@@ -61,10 +61,12 @@ def write(output: Path, found: list) -> None:
         ratio = "" if bar.ratio is None else f"{bar.ratio:.3f}"
         peer = "" if bar.peer is None else f"{bar.peer:.4g} {bar.unit} ({bar.peer_name})"
         limit = f"≤ {bar.limit:g}" + ("" if bar.of_ratio else f" {bar.unit}")
-        rows.append(f"| {bar.name} | {bar.ours:.4g} {bar.unit} | {peer} | {ratio} | {limit} | {'yes' if bar.holds else 'no'} |")
+        holds = "yes" if bar.holds else "no"
+        rows.append(f"| {bar.name} | {bar.ours:.4g} {bar.unit} | {peer} | {ratio} | {limit} | {holds} |")
     text = (
-        "# Benchmarks\n\nWritten by `make bench`. Machines are noisy: read the ratios. Each bar times ours and the peer in one "
-        f"process.\n\n{facts['date']}; {facts['machine']}; Python {facts['python']}; torch {facts['torch']}.\n\n"
+        "# Benchmarks\n\nWritten by `make bench`. Machines are noisy: read the ratios. Each bar times ours and "
+        f"the peer in one process.\n\n{facts['date']}; {facts['machine']}; "
+        f"Python {facts['python']}; torch {facts['torch']}.\n\n"
         + "\n".join(rows)
         + "\n\nFigures on GPUs are not measured yet: `tests/cuda/run.sh` is there to take them.\n"
     )

@@ -1,8 +1,8 @@
 """Random programs against torch eager: ops, views of views, writes at every level, reads and redistributes.
 
-In: lists of steps that Hypothesis draws. A step names what it does and which earlier tensors it takes; the same list runs
-on plain tensors and on distributed ones. Out: every tensor that is alive at the end, and every value read, are equal:
-on one device bit for bit. A second run compiles nothing.
+In: lists of steps that Hypothesis draws. A step names what it does and which earlier tensors it takes; the same list
+runs on plain tensors and on distributed ones. Out: every tensor that is alive at the end, and every value read, are
+equal: on one device bit for bit. A second run compiles nothing.
 """
 
 import random
@@ -133,9 +133,14 @@ def index(x, y, step, run):
     if x.dim() == 0:
         return x + 0
     rows = torch.tensor([x.shape[0] - 1, 0, 0])
-    return [lambda: x[rows], lambda: x.index_select(0, rows), lambda: x.flip(0), lambda: x.roll(1, 0), lambda: x[step.first % 1]][
-        step.number % 5
-    ]()
+    ways = (
+        lambda: x[rows],
+        lambda: x.index_select(0, rows),
+        lambda: x.flip(0),
+        lambda: x.roll(1, 0),
+        lambda: x[step.first % 1],
+    )
+    return ways[step.number % 5]()
 
 
 def read(x, y, step, run):
@@ -153,8 +158,8 @@ def drop(x, y, step, run):
 
 
 KINDS = [
-    unary, binary, scalar, view, view, view, write, write, write_tensor, write_out, assign, assign, reduce, cast, matmul, join,
-    part, index, read, settle, settle, drop,
+    unary, binary, scalar, view, view, view, write, write, write_tensor, write_out, assign, assign, reduce, cast,
+    matmul, join, part, index, read, settle, settle, drop,
 ]  # fmt: skip
 NAMED = {kind.__name__: kind for kind in KINDS}
 
@@ -173,7 +178,9 @@ class Run:
         return [self.draw.choice(options) for _ in range(self.mesh.ndim)]
 
     def given(self, tensor):
-        return tensor.clone() if self.mesh is None else dtorch.distribute_tensor(tensor, self.mesh, self.placements(tensor))
+        if self.mesh is None:
+            return tensor.clone()
+        return dtorch.distribute_tensor(tensor, self.mesh, self.placements(tensor))
 
     def moved(self, x, step):
         x = x.clone(memory_format=torch.contiguous_format)  # torch's clone and redistribute differ in strides of views

@@ -128,7 +128,10 @@ def test_a_chain_of_views_is_written_at_each_level(placement):
     plain, x = PLAIN.clone(), dist(placement=placement)
 
     def chain(base):
-        return [base, *(views := [base.t()]), *(views := [views[0][1:6]]), *(views := [views[0].unsqueeze(1)]), views[0][:, 0, ::2]]
+        turned = base.t()
+        rows = turned[1:6]
+        column = rows.unsqueeze(1)
+        return [base, turned, rows, column, column[:, 0, ::2]]
 
     mine, theirs = chain(x), chain(plain)
     for order in ([4, 0, 3, 1, 2], [0, 4, 2, 3, 1]):

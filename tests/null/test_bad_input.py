@@ -446,3 +446,25 @@ def test_the_model_is_as_it_was_after_a_failed_compile() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     with torch.no_grad():
         assert_near(dtorch.compile(model, mesh_of(2))(**kwargs), model(**kwargs))
+
+
+def test_a_module_that_is_distributed_already_is_not_compiled():
+    mesh = mesh_of(2)
+    model = dtorch.distribute_module(nn.Sequential(nn.Linear(4, 6)), mesh)
+    with pytest.raises(InputError, match=r"0\.weight is a dtorch\.Tensor already.*distribute_module"):
+        dtorch.compile(model, mesh)
+
+
+def test_dynamic_takes_three_values():
+    with pytest.raises(InputError, match="dynamic='yes'.*None, True, False"):
+        dtorch.compile(nn.Linear(4, 6).eval(), mesh_of(2), dynamic="yes")
+
+
+def test_one_star_stays_within_a_name_and_two_cross_dots():
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 6)), nn.Linear(6, 4)).eval()
+    placed = dtorch.compile(model, mesh_of(2), placements={"*.weight": {"tp": Shard(1)}, "**.bias": {"tp": Shard(0)}})
+    placed(torch.ones(2, 4))
+    found = placed.placements()
+    assert found["1.weight"] == (Shard(1),) and found["0.0.bias"] == found["1.bias"] == (Shard(0),)
+    with pytest.raises(PlacementError, match=r"\*\*\.q_proj"):
+        dtorch.compile(model, mesh_of(2), placements={"*.*.*.weight": {"tp": Shard(1)}})

@@ -169,3 +169,23 @@ def test_memory_stats_counts_what_is_held():
     gc.collect()
     dtorch.zeros(1).to_torch()
     assert dtorch.memory_stats()["bytes"] - before < 1000, "what nobody holds is freed"
+
+
+def test_a_loop_that_never_reads_is_found_again_whatever_its_number_of_steps():
+    model = dtorch.distribute_module(torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(37)]).eval(), MESH)
+    x = dtorch.distribute_tensor(torch.ones(2, 8), MESH, [Replicate()])
+    missed = []
+    for _ in range(60):
+        model(x)
+        missed.append(x.recorder.misses)
+    assert missed[-1] == missed[40] > 0
+
+
+def test_a_chain_that_never_reads_is_found_again():
+    x = tensor()
+    missed = []
+    for _ in range(4000):
+        x = x * 0.5 + 1
+        x = x * 0.25
+        missed.append(x.recorder.misses)
+    assert missed[-1] == missed[2500]

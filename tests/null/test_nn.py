@@ -321,3 +321,10 @@ def test_mistakes_are_named():
         dtorch.distribute_module(nn.Linear(2, 2), "cpu")
     with pytest.raises(InputError, match="torch.nn.Module"):
         dtorch.distribute_module(torch.zeros(2), mesh)
+
+
+def test_a_distributed_parameter_is_no_view_and_neither_is_its_copy():
+    parameter = dtorch.distribute_tensor(nn.Parameter(torch.ones(4)), dtorch.init_device_mesh("cpu", (1,)), [Shard(0)])
+    for each in (parameter, copy.deepcopy(parameter), pickle.loads(pickle.dumps(parameter))):
+        assert isinstance(each, nn.Parameter) and each.requires_grad and each.base is None
+        assert each.placements == [Shard(0)]

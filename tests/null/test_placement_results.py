@@ -203,6 +203,7 @@ IDS = token_ids(3, 5, 11)
         {"embed.weight": {"tp": Shard(1)}},
         {"*.weight": {"tp": Replicate()}, "*.bias": {"tp": Replicate()}},
         {"*.weight": {"tp": Shard(1)}},
+        {"**.weight": {"tp": Shard(0)}},
     ],
     ids=str,
 )

@@ -32,7 +32,7 @@ LAYERS = (
     ("__main__", "dtorch"),
 )
 RANKS = {room: rank for rank, layer in enumerate(LAYERS) for room in layer}
-# A plan runs without the compiler: the runtime sees only the plain data below it, and is seen from what holds values up.
+# A plan runs without the compiler: the runtime sees only the plain data below it.
 RUNTIME_MAY_IMPORT = {"runtime", "ir", "options", "errors", "torch_private"}
 KNOWS_RUNTIME_FROM = RANKS["controller"]
 
