@@ -1,7 +1,7 @@
 """docs/functions.md from the table of functions: operators, where their rules come from, what becomes of a placement.
 
-In: the cases of functions.py. Out: the page's text; `text()` records every function once for each placement of its first
-tensor on a mesh of two devices, and reads nothing.
+In: the cases of functions.py. Out: the page's text; `text()` records every function once for each placement of its
+first tensor on a mesh of two devices, and reads nothing.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from dtorch.sharding.rules import mappings_of
 MESH = dtorch.init_device_mesh("cpu", (2,))
 HEAD = """# Functions
 
-Every function here is tested on eager tensors against torch (tests/fuzz/test_functions.py): on one device bit for bit, on
-meshes of 2, 3 and 2 × 2 devices with the placements of its inputs. The page is made by that test from its table
-(tests/fuzz/functions.py): `DTORCH_ACCEPT=1 pytest tests/fuzz/test_functions.py -k page` writes it. A function that is not
-listed works too if its ATen operators have a rule; without one its inputs are replicated.
+Every function here is tested on eager tensors against torch (tests/fuzz/test_functions.py): on one device bit for bit,
+on meshes of 2, 3 and 2 × 2 devices with the placements of its inputs. The page is made by that test from its table
+(tests/fuzz/functions.py): `DTORCH_ACCEPT=1 pytest tests/fuzz/test_functions.py -k page` writes it. A function that is
+not listed works too if its ATen operators have a rule; without one its inputs are replicated.
 
-* *operators*: the ATen operators that the function is recorded as. `host` stands for functions that draw random numbers
-  or whose result depends on data: torch computes them on the host, from the inputs read there. `none`: the input itself.
+* *operators*: the ATen operators that the function is recorded as. `host` stands for functions that draw random
+  numbers or whose result depends on data: torch computes them on the host, from the inputs read there. `none`: the
+  result is the input itself.
 * *rule*: where the sharding rule comes from: `own`, `torch` (its strategy tables) or `replicate` (none is known).
-* *placements*: what the first tensor's placement gives for the first result (for a function that writes its argument, the
-  argument keeps its own), the other inputs replicated. `!` marks those for which values have to be sent between devices first.
+* *placements*: what the first tensor's placement gives for the first result (for a function that writes its argument,
+  the argument keeps its own), the other inputs replicated. `!` marks those for which values have to be sent between
+  devices first.
 
 | function | operators | rule | placements |
 |---|---|---|---|
@@ -73,7 +75,8 @@ def row(case: Case) -> str:
     named: dict[str, str] = {}
     gives = []
     for placement in choices(given[0]):
-        placed = [dtorch.distribute_tensor(t, MESH, [placement if k == 0 else Replicate()]) for k, t in enumerate(given)]
+        others = [[Replicate()]] * (len(given) - 1)
+        placed = [dtorch.distribute_tensor(t, MESH, p) for t, p in zip(given, [[placement], *others])]
         dtorch.sync()
         recorder = placed[0].recorder
         args, kwargs = with_tensors([list(case.args), dict(case.kwargs)], iter(placed))
@@ -87,7 +90,8 @@ def row(case: Case) -> str:
             gives.append(f"{short(placement)}→{short(made.placements[0])}{mark}")
     on_host = "none" if made is not None and any(made is tensor for tensor in placed) else "host"
     operators = ", ".join(f"`{name}`" for name in named) or on_host
-    return f"| `{case.name}` | {operators} | {', '.join(sorted(set(named.values()))) or '–'} | {', '.join(gives) or 'a value'} |"
+    rules = ", ".join(sorted(set(named.values()))) or "–"
+    return f"| `{case.name}` | {operators} | {rules} | {', '.join(gives) or 'a value'} |"
 
 
 def text() -> str:

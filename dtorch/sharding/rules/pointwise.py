@@ -17,7 +17,7 @@ _IN_FIRST = {"div", "divide", "true_divide"}
 _JOINTLY = {"add", "sub", "subtract", "rsub"}
 _IDENTITY = {
     "alias", "clone", "contiguous", "detach", "lift", "lift_fresh", "lift_fresh_copy", "neg", "negative", "positive",
-    "dropout", "feature_dropout", "alpha_dropout", "real", "imag", "view_as_real", "pin_memory", "identity",
+    "dropout", "feature_dropout", "alpha_dropout", "real", "imag", "pin_memory", "identity",
 }  # fmt: skip
 _CASTS = {"to", "_to_copy", "type_as", "_autocast_to_full_precision", "_autocast_to_reduced_precision"}
 
@@ -45,6 +45,10 @@ def linear_sets(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
         return ((0,),) if kwargs.get("rounding_mode") is None and tensors[0] is args[0] else ()
     if name in _JOINTLY:
         return ((0, 1),) if len(tensors) == 2 else ()
+    if name == "zero":
+        return ((0,),)
+    if name == "copy":  # the first lends its shape and dtype
+        return ((0, 1), (1,)) if len(tensors) == 2 and keeps_sums(tensors[1].dtype, tensors[0].dtype) else ()
     if name == "where":
         return ((1, 2),) if len(tensors) == 3 else ()
     if name == "masked_fill":
@@ -63,6 +67,7 @@ def linear_sets(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     "fill", "expit", "erf", "sigmoid", "isreal", "fix", "absolute", "arctan2", "greater", "less",
     "greater_equal", "less_equal", "not_equal", "ldexp", "complex", "polar", "threshold", "rrelu_eval",
     "softshrink", "hardshrink", "real", "imag", "result_type", "conj", "_conj", "resolve_conj", "resolve_neg", "xlogy",
+    "zero", "isclose", "copy",
 )  # fmt: skip
 def pointwise(call: Call, *args: Any, **kwargs: Any) -> Mapping:
     """Every dim is free; size one against a larger size is whole."""
@@ -104,3 +109,10 @@ def prelu(call: Call, x: Any, weight: Any) -> Mapping:
     names = free_dims(len(x.shape))
     slopes = names[len(names) - len(weight.shape) :] if len(weight.shape) > 1 else names[1:2] or [None]
     return call.build([names, slopes if len(weight.shape) else []], [names])
+
+
+@rule("view_as_real")
+def view_as_real(call: Call, x: Any) -> Mapping:
+    """A new last dim of two, which is whole."""
+    names = free_dims(len(x.shape))
+    return call.build([names], [[*names, "!parts"]], linear=((0,),))
