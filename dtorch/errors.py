@@ -112,6 +112,13 @@ class WeightsError(DTorchError, RuntimeError, KeyError):
     """
 
 
+class CaptureWarning(UserWarning):
+    """A forward keeps Python state from call to call, which a compiled module forgets: every call runs as the first.
+
+    Keep the state in a buffer that forward writes into, or call the model once before `compile`.
+    """
+
+
 class ShardingWarning(UserWarning):
     """An op is run whole on every device because no sharding rule covers it: correct, but slower.
 

@@ -7,6 +7,7 @@ capture gives. `concretize` (specialize.py) makes it static for given arguments.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,7 +47,8 @@ def export_module(
     shapes = _dynamic_shapes(given, dynamic_shapes)
     leaves = tuple(given.leaves)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning, message=".*LeafSpec")  # torch warns of itself
             exported = torch.export.export(wrapper, (leaves,), strict=False, dynamic_shapes=(shapes,))
             exported = exported.run_decompositions({})
     except Exception as error:

@@ -20,6 +20,9 @@ from dtorch.capture.symbol import Tensor, make, meta_of, tensor_meta
 from dtorch.errors import CaptureError, UnsupportedError
 
 
+PLAIN = (int, float, str, bool, tuple, torch.Size, torch.dtype)
+
+
 @dataclass
 class Slot:
     """Where a module holds an input: under `name` in its parameters or its buffers."""
@@ -40,6 +43,8 @@ class Host:
     slots: list[Slot] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
     overlaps: dict[str, str] = field(default_factory=dict)  # a buffer → another one of the model's in its memory
+    left: dict[str, tuple[torch.nn.Module, str, Any]] = field(default_factory=dict)
+    """What the last captured forward assigned to attributes of modules, by path: put back afterwards."""
 
     def bind(self, recorder: Recorder) -> None:
         """Make the weights inputs of a new capture."""
@@ -64,8 +69,10 @@ class Host:
         ]
         try:
             yield
+            self.left = {}
             for module, attributes in before:
                 self._refuse_hidden_state(module, attributes, versions, recorder)
+                self._note_assigned(module, attributes)
         finally:
             for module, attributes in before:
                 if not _is_as_before(module, attributes):
@@ -89,6 +96,27 @@ class Host:
                     f"{'replaces it' if replaced else 'writes into it'}: state that lives from call "
                     f'to call has to be a buffer. Register it: self.register_buffer("{name}", ..., persistent=False).'
                 )
+
+    def _note_assigned(self, module: torch.nn.Module, before: dict[str, Any]) -> None:
+        missing = object()
+        for name, value in module.__dict__.items():
+            old = before.get(name, missing)
+            if old is not value and not (type(old) is type(value) and type(value) in PLAIN and old == value):
+                self.left[f"{self.names.get(id(module), '')}.{name}".removeprefix(".")] = (module, name, value)
+
+    @contextmanager
+    def as_left(self) -> Iterator[None]:
+        """Inside, the attributes are as the last captured forward left them."""
+        left = list(self.left.values())
+        before = [(module, dict(module.__dict__)) for module in {id(module): module for module, _, _ in left}.values()]
+        try:
+            for module, name, value in left:
+                module.__dict__[name] = value
+            yield
+        finally:
+            for module, attributes in before:
+                module.__dict__.clear()
+                module.__dict__.update(attributes)
 
     def reassigned(self) -> list[tuple[Tensor, torch.Tensor]]:
         """Inputs whose place in the module now holds another tensor, with that tensor."""

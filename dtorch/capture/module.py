@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import operator
-from contextlib import ExitStack, nullcontext
+import warnings
+from contextlib import ExitStack, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -21,8 +22,8 @@ from dtorch.capture.record import Origin, Recorder
 from dtorch.capture.results import result_structure
 from dtorch.capture.structure import Flat, flatten
 from dtorch.capture.symbol import Tensor, meta_of
-from dtorch.capture.traced import ReadCallback, Traced
-from dtorch.errors import CaptureError
+from dtorch.capture.traced import ReadCallback, ReadRequest, Traced
+from dtorch.errors import CaptureError, CaptureWarning
 from dtorch.ir.signature import InputKind, OutputSpec, Signature
 
 
@@ -39,7 +40,42 @@ def capture_module(
     `DataDependentError`. Raises `CaptureError` for what a graph cannot hold.
     """
     host = model if isinstance(model, Host) else make_host(model)
-    given = flatten_arguments(host.module, args, kwargs or {})
+    traced = _capture(host, args, kwargs or {}, read)
+    if host.left:
+        _refuse_state(host, traced, args, kwargs or {}, read)
+    return traced
+
+
+def _refuse_state(host: Host, first: Traced, args: tuple, kwargs: dict[str, Any], read: ReadCallback | None) -> None:
+    """Compare with the forward of a second call: attributes that it assigned must make no difference to it."""
+    names = ", ".join(sorted(host.left)[:4])
+
+    def answered(request: ReadRequest) -> torch.Tensor:
+        if request.index < len(first.reads):
+            return first.reads[request.index].value
+        raise CaptureError("the second call reads more values than the first")
+
+    second: Traced | None = None
+    with host.as_left(), suppress(CaptureError):  # raised where it reads a tensor that the first left
+        second = _capture(host, args, kwargs, read and answered)
+    if second is not None and first.computes_as(second):
+        return
+    if second is None or not host.left:
+        warnings.warn(
+            f"the forward assigns {names} at its first call and computes otherwise from then on. A compiled module "
+            "forgets what forward assigns: every call runs as the first. Call the model once before compile, or keep "
+            "such state in a buffer that forward writes into.",
+            CaptureWarning,
+        )
+        return
+    raise CaptureError(
+        f"the forward assigns {names} and computes something else when it is called again: state that lives from "
+        "call to call has to be a buffer that it writes into (self.register_buffer), or be computed before compile."
+    )
+
+
+def _capture(host: Host, args: tuple, kwargs: dict[str, Any], read: ReadCallback | None) -> Traced:
+    given = flatten_arguments(host.module, args, kwargs)
     recorder = Recorder(host.names, host.device.type if host.device else _device_type(given, host), read)
     host.bind(recorder)
     symbols = [_user_symbol(recorder, given, i, host.device) for i in range(len(given.leaves))]

@@ -36,6 +36,25 @@ class Traced:
     ranges: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
     time_ms: float = 0.0
 
+    def computes_as(self, other: Traced) -> bool:
+        """Whether the other program has the same nodes, inputs, constants and reads."""
+        return (
+            self.signature == other.signature
+            and _text(self.graph) == _text(other.graph)
+            and self.constants.keys() == other.constants.keys()
+            and all(_same(value, other.constants[name]) for name, value in self.constants.items())
+            and len(self.reads) == len(other.reads)
+            and all(a.request.program.computes_as(b.request.program) for a, b in zip(self.reads, other.reads))
+        )
+
+
+def _text(graph: torch.fx.GraphModule) -> list[tuple]:
+    return [(node.op, node.name, str(node.target), repr(node.args), repr(node.kwargs)) for node in graph.graph.nodes]
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
+
 
 @dataclass(frozen=True)
 class ReadRequest:
