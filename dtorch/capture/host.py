@@ -19,7 +19,6 @@ from dtorch.capture.record import Origin, Recorder
 from dtorch.capture.symbol import Tensor, make, meta_of, tensor_meta
 from dtorch.errors import CaptureError, UnsupportedError
 
-
 PLAIN = (int, float, str, bool, tuple, torch.Size, torch.dtype)
 
 

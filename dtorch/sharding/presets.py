@@ -57,8 +57,8 @@ def user_asks(
             shown.append(f"{pattern!r}" + (f" (nearest: {', '.join(close)})" if close else ""))
         raise PlacementError(
             f"{what}: these patterns match nothing: {'; '.join(shown)}. Patterns are globs over qualified names, such "
-            f"as 'model.layers.*.self_attn.q_proj.weight' or '**.q_proj.weight'; there are {len(ranks)} names, the first: "
-            f"{', '.join(list(ranks)[:3])}."
+            f"as 'model.layers.*.self_attn.q_proj.weight' or '**.q_proj.weight'; there are {len(ranks)} names, the "
+            f"first: {', '.join(list(ranks)[:3])}."
         )
     return asks
 
