@@ -7,6 +7,7 @@ read, or the plain function run, when no captured tensor takes part.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -318,6 +319,30 @@ def _cat(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> 
     return intercepted(recorder, func, (kept, *args[1:]), rest)
 
 
+def _cond(recorder: Any, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """A branch on a value, as if it were written with `if`."""
+    given = dict(zip(("pred", "true_fn", "false_fn", "operands"), args), **kwargs)
+    branch = given["true_fn"] if bool(given["pred"]) else given["false_fn"]
+    with nullcontext() if recorder.eager else Intercept(recorder):
+        return branch(*given.get("operands", ()))
+
+
+def _as_strided(recorder: Any, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Refused where it reaches memory that only the tensor's base has: on the devices a view is apart from its base."""
+    given = dict(zip(("input", "size", "stride", "storage_offset"), args), **kwargs)
+    source = given.get("input", given.get("self"))
+    if not isinstance(source, Tensor) or source.base is None:
+        return _NOT_SPECIAL
+    reach = sum((count - 1) * step for count, step in zip(given["size"], given["stride"]))
+    own = sum((count - 1) * step for count, step in zip(source.meta.shape, source.meta.stride))
+    if given.get("storage_offset") or reach > own:
+        raise UnsupportedError(
+            f"{recorder.line()}: as_strided on {source.summary}, a view of another tensor, reaches memory outside of the "
+            "view, which the devices hold apart. Take it from the base, or from view.clone()."
+        )
+    return _NOT_SPECIAL
+
+
 # --- of eager tensors only ----------------------------------------------------------------------------------------
 
 
@@ -406,6 +431,9 @@ SPECIAL: dict[Any, Special] = {
     torch.tensor: _tensor,
     torch.as_tensor: _tensor,
     torch.Tensor.data.__set__: _set_data,
+    torch.ops.higher_order.cond: _cond,
+    torch.as_strided: _as_strided,
+    torch.Tensor.as_strided: _as_strided,
     torch.cat: _cat,
     torch.concat: _cat,
     torch.concatenate: _cat,

@@ -44,6 +44,8 @@ def user_asks(
     asks: dict[tuple[str, int], Ask] = {}
     unmatched = []
     for pattern, placements in (given or {}).items():
+        if not isinstance(pattern, str):
+            raise PlacementError(f"{what}: keys are names or globs, not {pattern!r}.")
         names = [name for name in ranks if matches(pattern, name)]
         if not names:
             unmatched.append(pattern)

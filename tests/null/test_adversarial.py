@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from null.agreement import assert_near
+from null.agreement import assert_near, mesh_of
 from torch import nn
 from torch.nn import functional as F
 
 import dtorch
-from dtorch.errors import CaptureError, InputError, UnsupportedError
+from dtorch.errors import CaptureError, InputError, PlacementError, UnsupportedError
 
 meshes = pytest.mark.parametrize("shape", [(1,), (3,), (5,), (2, 3, 2)], ids=str)
 
@@ -177,3 +177,28 @@ def test_a_buffer_that_is_a_view_of_another_one_may_be_read_but_not_written() ->
     assert_near(compiled_of(reads, (2,))(x), reads(x))
     with pytest.raises(CaptureError, match="writes into mean, which shares memory with part"):
         compiled_of(module(lambda self, x: x + self.mean.add_(1) + self.part.sum()), (2,))(x)
+
+
+def test_cond_branches_on_the_value_of_each_call():
+    class Branch(nn.Module):
+        def forward(self, x):
+            return torch.cond(x.sum() > 0, lambda x: x + torch.ones(2), lambda x: x - 1, (x,))
+
+    x = torch.ones(3, 2)
+    compiled = dtorch.compile(Branch(), mesh_of(2))
+    for _ in range(2):
+        assert torch.equal(compiled(x), x + 1) and torch.equal(compiled(-x), -x - 1)
+
+
+def test_as_strided_beyond_its_view_is_refused():
+    class Beyond(nn.Module):
+        def forward(self, x):
+            return x[1:].as_strided((3, 2), (2, 1), 0)
+
+    with pytest.raises(UnsupportedError, match=r"as_strided .* a view of another tensor"):
+        dtorch.compile(Beyond(), mesh_of(2))(torch.ones(3, 2))
+
+
+def test_a_key_that_is_no_name_is_refused():
+    with pytest.raises(PlacementError, match="not 0"):
+        dtorch.compile(nn.Linear(2, 2).eval(), mesh_of(2), inputs={0: {"tp": dtorch.Shard(0)}})
