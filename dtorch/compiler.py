@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from torch.fx import GraphModule
 
+from dtorch import watch
 from dtorch.capture.traced import Traced
 from dtorch.ir.cost import CostModel
 from dtorch.ir.liveness import peak_bytes
@@ -92,6 +93,7 @@ def compile_program(
     stages.steps.close()
     seconds = time.perf_counter() - stages.started
     compiled = Compiled(traced, found, plan, stages.snapshots, stages.records, seconds)
+    watch.compiled(settings.title, plan.lines)
     logger("comm").info("%s", _Lazily(lambda: collectives_text(compiled)))
     logger("placements").info("%s", _Lazily(lambda: placements_text(compiled)))
     return compiled

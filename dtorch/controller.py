@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dtorch import watch
 from dtorch.capture.eager import Trace
 from dtorch.capture.symbol import TensorMeta
 from dtorch.compiler import Compiled, Settings
@@ -197,7 +198,10 @@ class Controller:
     def _process(self, segment: Segment) -> None:
         try:
             inputs = [_data(value) for value in segment.inputs]
-            results = self._plan(segment.trace, segment).run(inputs)
+            plan = self._plan(segment.trace, segment)
+            if watch.WATCHES:
+                watch.ran(plan.plan.instructions)
+            results = plan.run(inputs)
             del inputs
             for reference, data in zip(segment.outputs, results, strict=True):
                 value = reference()

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from dtorch import torch_private
+from dtorch import torch_private, watch
 from dtorch.capture.eager import EagerRecorder, Trace
 from dtorch.capture.symbol import Tensor, TensorMeta, meta_of
 from dtorch.compiler import Settings
@@ -171,6 +171,9 @@ def current_graph() -> Graph:
 def sync() -> None:
     """Wait until everything recorded on the current graph has run."""
     current_graph().sync()
+
+
+watch.SETTLE.append(sync)
 
 
 def sync_future() -> TensorFuture:

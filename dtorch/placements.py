@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import Shard as Shard
 
 _CLASSES = ("Shard", "Replicate", "Partial")
+REDUCTIONS = ("sum", "avg", "max", "min")
 
 
 def __getattr__(name: str) -> Any:
@@ -106,6 +107,11 @@ def _checked(placement: Any, index: int, mesh: DeviceMesh, ndim: int | None) -> 
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     where = f"axis {mesh.axis_label(index)} of {mesh.summary}"
+    if type(placement) is Partial and placement.reduce_op not in REDUCTIONS:
+        raise PlacementError(
+            f"{placement!r} on {where}: partial values are reduced by {', '.join(REDUCTIONS)}, not by "
+            f"{placement.reduce_op!r}. Use one of them, or Replicate()."
+        )
     if type(placement) in (Replicate, Partial):
         return placement
     if type(placement) is not Shard:

@@ -337,8 +337,8 @@ def _as_strided(recorder: Any, func: Any, args: tuple, kwargs: dict[str, Any]) -
     own = sum((count - 1) * step for count, step in zip(source.meta.shape, source.meta.stride))
     if given.get("storage_offset") or reach > own:
         raise UnsupportedError(
-            f"{recorder.line()}: as_strided on {source.summary}, a view of another tensor, reaches memory outside of the "
-            "view, which the devices hold apart. Take it from the base, or from view.clone()."
+            f"{recorder.line()}: as_strided on {source.summary}, a view of another tensor, reaches memory outside of "
+            "the view, which the devices hold apart. Take it from the base, or from view.clone()."
         )
     return _NOT_SPECIAL
 

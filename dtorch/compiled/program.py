@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dtorch import watch
 from dtorch.capture.structure import Container, Flat, Leaf, Structure
 from dtorch.capture.symbol import make, tensor_meta
 from dtorch.compiled.weights import WeightStore
@@ -82,7 +83,7 @@ class Program:
 
     def value(self, flat: Flat) -> torch.Tensor:
         """Run a program that computes one value for the host, and change nothing."""
-        outputs = self.loaded.run(self._inputs(flat))
+        outputs = self._launch(flat)
         item = self.compiled.plan.outputs[0]
         return self.runtime.gather(outputs[0], item.shape, item.dtype, item.spec)
 
@@ -106,7 +107,7 @@ class Program:
     def _run(self, flat: Flat) -> Any:
         if self._written:
             self._refuse_overlaps(flat)
-        outputs = self.loaded.run(self._inputs(flat))
+        outputs = self._launch(flat)
         for index, item in self._mutations:
             target = self._targets[item.mutates or ""]
             if target.kind in ("weight", "buffer"):
@@ -120,6 +121,11 @@ class Program:
                 with torch.no_grad():
                     leaf.detach().copy_(self.runtime.gather(outputs[index], item.shape, item.dtype, item.spec))
         return outputs
+
+    def _launch(self, flat: Flat) -> Any:
+        if watch.WATCHES:
+            watch.ran(self.compiled.plan.instructions)
+        return self.loaded.run(self._inputs(flat))
 
     def _inputs(self, flat: Flat) -> list[Any]:
         if self._weights_version != self.weights.version:

@@ -41,7 +41,7 @@ def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
 def test_every_error_has_a_section():
     headings = set(re.findall(r"^## (\w+)$", (ROOT / "docs/errors.md").read_text(), re.MULTILINE))
     for name, each in vars(errors).items():
-        if isinstance(each, type) and issubclass(each, (errors.DTorchError, errors.ShardingWarning)):
+        if isinstance(each, type) and issubclass(each, (errors.DTorchError, Warning)):
             assert name in headings, f"docs/errors.md has no section {name}"
 
 
