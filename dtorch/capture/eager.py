@@ -95,13 +95,14 @@ class Called:
 class State:
     """A node of the trie: everything recorded since the last flush, in order."""
 
-    __slots__ = ("next", "fast", "parent", "entry", "outputs", "count", "plans", "keep")
+    __slots__ = ("next", "fast", "parent", "entry", "outputs", "count", "plans", "keep", "numbers")
 
     def __init__(self, parent: State | None, entry: Any, outputs: tuple[Slot, ...], count: int, keep: Any) -> None:
         self.next: dict[Any, State] = {}
         self.fast: dict[Any, Any] = {}  # what `dtorch.capture.fast` has learnt here
         self.parent, self.entry, self.outputs, self.count = parent, entry, outputs, count
         self.plans: dict[tuple[int, ...], Any] = {}
+        self.numbers: dict[Any, float] = {}  # the first number seen in a call's place
         self.keep = keep  # what the key in the parent refers to by id
 
     def path(self) -> list[State]:
@@ -391,11 +392,36 @@ class EagerRecorder(Recorder):
             before = self.state
         if result is not fast.MISSED:
             return result
+        if key is not None and function in fast.TAKES_NUMBERS:
+            taken = self._number_as_value(function, args, kwargs)
+            if taken is not None:
+                return self.quick_call(function, taken, kwargs)
         result = intercept_call(function, args, kwargs or {})  # unlocked: it may wait for a value
         if key is not None:
             with self.lock:
                 fast.learn(self, before, key, args, kwargs, result)
         return result
+
+    @_locked
+    def _number_as_value(
+        self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any] | None
+    ) -> tuple | None:
+        """The arguments with a float brought in as a 0-d value, where the trace has seen another float in that place.
+
+        A schedule's rate changes at every step: as a part of the key, each value would be a plan of its own.
+        """
+        if len(args) != 2 or kwargs or type(args[0]) is not Tensor or type(args[1]) is not float:
+            return None
+        symbol, number = args
+        if not symbol.meta.dtype.is_floating_point or not symbol.meta.shape:  # a 0-d value would take part in promotion
+            return None
+        first = self.state.numbers.setdefault((function, self.value(symbol).index), number)
+        if first == number:
+            return None
+        with torch_private.without_torch_function():
+            value = torch.tensor(number, dtype=torch.float64)
+        spec = (WHOLE,) * len(self.mesh_shape)
+        return symbol, self.symbol(meta_of(value, self.device), spec, self.home.put(value, spec))
 
     @_locked
     def _look(self, function: Callable[..., Any], args: tuple) -> None:

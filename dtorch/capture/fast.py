@@ -224,6 +224,14 @@ def _method(function: Callable[..., Any]) -> Callable[..., Any]:
 _BINARY = ("__add__", "__sub__", "__mul__", "__truediv__", "__matmul__", "__radd__", "__rmul__")
 # no __getitem__ here: a Python one makes torch.tensor([x, 1.0]) take x for a sequence and ask a 0-d one for its len()
 _METHODS = ("view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "flatten", "__neg__")
+_NUMBER_METHODS = (
+    "add add_ __add__ __radd__ __iadd__ sub sub_ __sub__ __isub__ mul mul_ __mul__ __rmul__ __imul__ "
+    "div div_ __truediv__ __itruediv__"
+)
+TAKES_NUMBERS = frozenset(
+    [getattr(torch.Tensor, name) for name in _NUMBER_METHODS.split()] + [torch.add, torch.sub, torch.mul, torch.div]
+)
+"""Functions to which a float and a 0-d float64 tensor are one and the same, bit for bit, when the other has dims."""
 LOOK_OPS = 512  # after so many steps of a trace every call takes the way that looks whether to end it
 
 
