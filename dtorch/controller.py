@@ -11,7 +11,8 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextvars import Context, copy_context
+from typing import Any, Protocol
 
 from dtorch import watch
 from dtorch.capture.eager import Trace
@@ -25,11 +26,22 @@ from dtorch.torch_private import dispatcher_is_bypassed
 QUEUE_SEGMENTS = 64  # a client that is further ahead than this waits: memory stays bounded
 
 
+class Journal(Protocol):
+    """Is told of every trace that is compiled, so that people can look at it."""
+
+    def announce(self, trace: Trace) -> None:
+        """A trace is compiled next."""
+
+    def add(self, trace: Trace, compiled: Compiled) -> None:
+        """A trace was compiled."""
+
+
 class Segment:
     """One trace that was handed on. `done` once its values are there, or `error` says why they never will be."""
 
     def __init__(self, trace: Trace, runtime: Runtime, axis_names: tuple[str, ...]) -> None:
         self.trace, self.runtime, self.axis_names = trace, runtime, axis_names
+        self.context = copy_context()  # the options in force where it was recorded hold where it is compiled
         self.inputs: list[Any] = trace.inputs
         self.outputs: list[weakref.ref[PendingValue]] = []
         self.error: BaseException | None = None
@@ -64,6 +76,7 @@ class Segment:
         with self._lock:
             self.error = error
             self.inputs, callbacks = [], self._callbacks
+            self.context = Context()  # the old one may hold what the user is done with
             self._callbacks = []
             self._event.set()
         for callback in callbacks:
@@ -96,9 +109,8 @@ class PendingValue(RemoteValue):
 class Controller:
     """The queue of one graph and the thread that works it off."""
 
-    def __init__(self, settings: Settings, kept: int) -> None:
-        self.settings = settings
-        self.segments: deque[tuple[Compiled, int]] = deque(maxlen=kept)
+    def __init__(self, settings: Settings, journal: Journal) -> None:
+        self.settings, self.journal = settings, journal
         self.compiled = 0
         self._queue: deque[Segment] = deque()
         self._changed = threading.Condition()
@@ -237,11 +249,16 @@ class Controller:
         plans = trace.state.plans
         found = plans.get(trace.wanted)
         if found is None:
-            compiled = compile_segment(trace, segment.runtime.mesh_shape, segment.axis_names, self.settings)
+            compiled = segment.context.run(self._compile, trace, segment)
             self.compiled += 1
             found = plans[trace.wanted] = segment.runtime.load(compiled.plan)
-            self.segments.append((compiled, len(self.segments)))
         return found
+
+    def _compile(self, trace: Trace, segment: Segment) -> Compiled:
+        self.journal.announce(trace)
+        compiled = compile_segment(trace, segment.runtime.mesh_shape, segment.axis_names, self.settings)
+        self.journal.add(trace, compiled)
+        return compiled
 
 
 def _data(value: RemoteValue) -> Any:

@@ -24,6 +24,7 @@ from dtorch.future import READY, TensorFuture
 from dtorch.ir.layout import Pending, Spec, Split, Whole
 from dtorch.mesh import DeviceMesh
 from dtorch.passes.pipeline import default_passes
+from dtorch.report.segments import CompiledSegment, SegmentJournal
 from dtorch.runtime.base import RemoteValue, Runtime
 from dtorch.runtime.simulate import SimulatedRuntime
 
@@ -97,7 +98,8 @@ class Graph:
     """An independent stream of work. Tensors made under `with graph:` belong to it; graphs run beside each other."""
 
     def __init__(self) -> None:
-        self.controller = Controller(Settings(default_passes(), title="segment"), SEGMENTS_KEPT)
+        self._journal = SegmentJournal(SEGMENTS_KEPT)
+        self.controller = Controller(Settings(default_passes(), title="segment"), self._journal)
         self._recorders: dict[DeviceMesh, EagerRecorder] = {}
         self._lock = threading.RLock()
 
@@ -132,9 +134,9 @@ class Graph:
         pending = self.controller.newest()
         return TensorFuture(READY if pending is None else pending, lambda: None)
 
-    def segments(self) -> list[Any]:
-        """The segments compiled last, oldest first: `.snapshots`, `.records`, `.plan` of each."""
-        return [compiled for compiled, _ in self.controller.segments]
+    def segments(self) -> list[CompiledSegment]:
+        """The segments compiled last, oldest first; look at each as at a compiled module."""
+        return self._journal.segments()
 
     def __enter__(self) -> Graph:
         _ENTERED.set((*_ENTERED.get(), self))

@@ -23,13 +23,14 @@ from dtorch.capture.module import capture_module, flatten_arguments
 from dtorch.capture.structure import Flat
 from dtorch.capture.traced import ReadRequest, Traced
 from dtorch.compiled.calls import GuardTree, call_key, key_difference
-from dtorch.compiled.inspection import Inspection, write_dump
+from dtorch.compiled.inspection import ModuleInspection
 from dtorch.compiled.program import Program, state_results
 from dtorch.compiled.weights import WeightStore
 from dtorch.compiler import Settings, compile_program
 from dtorch.errors import InputError, UnsupportedError
 from dtorch.mesh import DeviceMesh
 from dtorch.options import current, logger
+from dtorch.report.inspection import write_dump
 from dtorch.runtime.base import Runtime
 from dtorch.sharding.requests import Ask, Requests
 from dtorch.torch_private import incompatible_keys, parse_to
@@ -54,7 +55,7 @@ class Build:
     counts: dict[str, int] = field(default_factory=lambda: {"captures": 0, "hits": 0})
 
 
-class CompiledModule(Inspection, torch.nn.Module):
+class CompiledModule(ModuleInspection, torch.nn.Module):
     """A module compiled for a mesh. Call it as the model; `passes`, `graph` and `diff` show what the compiler did."""
 
     def __init__(self, build: Build) -> None:

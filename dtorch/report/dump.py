@@ -51,12 +51,11 @@ def write_dumps(directory: str | Path, snapshots: Iterable[Snapshot], summary: M
     return tuple(written)
 
 
-def fresh_directory(parent: str | Path, title: str) -> Path:
+def fresh_directory(parent: str | Path, title: str, number: int = 0) -> Path:
     """A directory `parent/title-NNN` that did not exist, so that compilations do not overwrite each other's dumps.
 
-    Raises OSError if it cannot be made.
+    NNN is `number` or the next one that is free. Raises OSError if it cannot be made.
     """
-    number = 0
     while True:
         path = Path(parent) / f"{_file_name(title)}-{number:03d}"
         try:
