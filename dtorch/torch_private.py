@@ -631,5 +631,5 @@ def in_fresh_thread(function: Callable[[], Any]) -> Any:
         return pool.submit(function).result()
 
 
-VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default, torch.ops.aten._reshape_alias.default)
 """Reshapes that need strides which allow them, and fail otherwise."""

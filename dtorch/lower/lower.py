@@ -8,11 +8,13 @@ differ between devices are nodes, not constants.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
+from dtorch.errors import UnsupportedError
 from dtorch.ir import ops
 from dtorch.ir.layout import Spec, Split, local_shape
 from dtorch.lower.collectives import lower_hop
@@ -22,6 +24,8 @@ from dtorch.sharding.problem import tensor_arguments
 from dtorch.sharding.redistribute import plan_hops
 from dtorch.torch_private import VIEWS, fake_tensor
 
+aten = torch.ops.aten
+
 
 def lower(graph: GraphModule, mesh_shape: tuple[int, ...], axis_names: tuple[str, ...]) -> GraphModule:
     """Lower a propagated global graph; the input graph is left as it is."""
@@ -29,6 +33,16 @@ def lower(graph: GraphModule, mesh_shape: tuple[int, ...], axis_names: tuple[str
     for node in graph.graph.nodes:
         lowering.visit(node)
     return GraphModule(graph, lowering.builder.graph)
+
+
+_READ_MEMORY = (aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default)
+_READ_AS_OTHER_DTYPE = (
+    aten.view_as_complex.default,
+    aten.view_as_complex_copy.default,
+    aten.view.dtype,
+    aten.view_copy.dtype,
+)
+_LOOK_AT_STRIDES = frozenset((*VIEWS, *_READ_MEMORY, *_READ_AS_OTHER_DTYPE))
 
 
 class _Lowering:
@@ -77,35 +91,75 @@ class _Lowering:
             value = self.hops[key]
         return value
 
-    def _stride_proof(self, node: Node) -> Any:
-        """A view that was legal for the logical strides may need a copy for what a redistribution left."""
+    def _by_strides(self, node: Node, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+        """Op and arguments for an op that looks at its operand's strides: a redistribution may have left others."""
+        source = node.args[0]
+        local, meta = self.env[source].meta["val"], source.meta["val"]
         if node.target in VIEWS:
-            source = node.args[0]
-            if self.env[source].meta["val"].stride() != source.meta["val"].stride():
-                return torch.ops.aten.reshape.default
-        return node.target
+            same = local.stride() == meta.stride()
+            return (node.target, args) if same else (aten.reshape.default, args[:2])
+        if node.target in _READ_MEMORY:
+            self._refuse_gaps(node)
+            return node.target, (self._with_logical_strides(source), *args[1:])
+        wanted, held = node.meta["val"].dtype.itemsize, meta.dtype.itemsize
+        if wanted == held or _is_innermost(local, max(1, wanted // held)):
+            return node.target, args
+        if local.shape == meta.shape:
+            return node.target, (self._with_logical_strides(source), *args[1:])
+        order = memory_order(meta)
+        moved = self.builder.emit(aten.permute.default, args[0], order)
+        moved = self.builder.emit(aten.clone.default, moved, memory_format=torch.contiguous_format)
+        back = [order.index(dim) for dim in range(len(order))]
+        return node.target, (self.builder.emit(aten.permute.default, moved, back), *args[1:])
+
+    def _refuse_gaps(self, node: Node) -> None:
+        """as_strided may not read between the elements of its operand: on a device nothing may be there."""
+        meta, at = node.args[0].meta["val"], 2 if node.target is aten.as_strided_scatter.default else 1
+        layout = (tuple(meta.shape), meta.stride())
+        reach = _reach(*layout)
+        if reach <= meta.numel():
+            return
+        held = torch.zeros(reach, dtype=torch.bool)
+        held.as_strided(*layout).fill_(True)
+        sizes, strides = node.args[at : at + 2]
+        offset = (node.args[at + 2] if len(node.args) > at + 2 else 0) or 0
+        if offset + _reach(sizes, strides) > reach or not held.as_strided(sizes, strides, offset).all():
+            raise UnsupportedError(
+                f"{self.builder.where}: as_strided({sizes}, {strides}) on a tensor of shape {list(meta.shape)} and "
+                f"strides {list(meta.stride())} reads between the tensor's elements, where the devices hold nothing. "
+                "Take it from the base, or from view.clone()."
+            )
 
     def _with_logical_strides(self, source: Node) -> Node:
-        """A whole value in memory as the global graph has it: a redistribution may have left other strides."""
-        local, meta, aten = self.env[source], source.meta["val"], torch.ops.aten
-        if local.meta["val"].stride() == meta.stride() or local.meta["val"].shape != meta.shape:
+        """A whole value in memory as the global graph has it."""
+        local, meta = self.env[source], source.meta["val"]
+        if local.meta["val"].stride() == meta.stride():
             return local
+        emit, layout = self.builder.emit, (list(meta.shape), list(meta.stride()))
         options = {"dtype": meta.dtype, "device": meta.device}
-        empty = self.builder.emit(aten.empty_strided.default, list(meta.shape), list(meta.stride()), **options)
-        return self.builder.emit(aten.copy.default, empty, local)
+        if not may_overlap(tuple(meta.shape), meta.stride()):
+            return emit(aten.copy.default, emit(aten.empty_strided.default, *layout, **options), local)
+        # Expanded dims or windows: places that several elements share are written by each of them, with one value.
+        reach = _reach(*layout)
+        places = emit(aten.arange.default, reach, dtype=torch.int64, device=meta.device)
+        places = emit(aten.reshape.default, emit(aten.as_strided.default, places, *layout), [-1])
+        memory = emit(aten.full.default, [reach], 0, **options)
+        memory = emit(aten.scatter.src, memory, 0, places, emit(aten.reshape.default, local, [-1]))
+        return emit(aten.as_strided.default, memory, *layout)
 
     def _call(self, node: Node) -> Any:
         builder = self.builder
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.env.__getitem__)
-        if node.target is torch.ops.aten.as_strided.default:
-            args = (self._with_logical_strides(node.args[0]), *args[1:])
+        target = node.target
+        if target in _LOOK_AT_STRIDES:
+            target, args = self._by_strides(node, args)
         leaves = tensor_arguments(node)
         spec = node.meta["spec"]
         many = isinstance(node.meta["val"], (list, tuple))
         specs = tuple(spec) if many else (spec,)
         cut = any(type(placed) is Split for s in (*specs, *(leaf.meta["spec"] for leaf in leaves)) for placed in s)
         if not cut:
-            return builder.emit(self._stride_proof(node), *args, **kwargs)
+            return builder.emit(target, *args, **kwargs)
         metas = list(node.meta["val"]) if many else [node.meta["val"]]
         read = lambda leaf: leaf.meta["val"]  # noqa: E731
         call = OpCall(
@@ -124,10 +178,34 @@ def local_fake(meta: torch.Tensor, spec: Spec, mesh_shape: tuple[int, ...]) -> t
     shape = local_shape(tuple(meta.shape), spec, mesh_shape, (0,) * len(mesh_shape))
     if shape == tuple(meta.shape):
         return meta
-    order = sorted(range(len(shape)), key=lambda dim: (-meta.stride(dim), dim))
     strides = [0] * len(shape)
     step = 1
-    for dim in reversed(order):
+    for dim in reversed(memory_order(meta)):
         strides[dim] = step
         step *= max(1, shape[dim])
     return fake_tensor(shape, tuple(strides), meta.dtype, meta.device)
+
+
+def memory_order(meta: torch.Tensor) -> list[int]:
+    """Dims from the outermost to the innermost in memory; those that take none (expanded ones) come first."""
+    return sorted(range(meta.dim()), key=lambda dim: (meta.stride(dim) != 0, -meta.stride(dim), dim))
+
+
+def _reach(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """How many places of memory lie from a tensor's first element to its last."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def may_overlap(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether two elements may share memory; false for whatever slices and permutations of dense memory give."""
+    reach = 0
+    for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1):
+        if stride <= reach and 0 not in shape:
+            return True
+        reach += (size - 1) * stride
+    return False
+
+
+def _is_innermost(value: torch.Tensor, count: int) -> bool:
+    """Whether runs of `count` elements of the last dim are consecutive, each beginning at a multiple of `count`."""
+    return value.stride(-1) == 1 and all(stride % count == 0 for stride in value.stride()[:-1])
