@@ -8,35 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch.fx import Graph, GraphModule, Node, map_arg
 
+from dtorch.ir.row import Row
+from dtorch.ir.text import rows_text
 from dtorch.torch_private import lazy_graph_module
-
-_WATCHED = ("spec", "stream", "storage", "after")  # metadata whose change is a change of the graph
-
-
-@dataclass(frozen=True)
-class Row:
-    """One node as it was."""
-
-    node: Node
-    name: str
-    target: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    meta: dict[str, Any]
-
-    def same(self, other: Row) -> bool:
-        """Whether nothing that counts has changed between two pictures of a node."""
-        return (
-            self.node is other.node
-            and self.args is other.args
-            and self.kwargs is other.kwargs
-            and self.target is other.target
-            and all(self.meta.get(key) is other.meta.get(key) for key in _WATCHED)
-        )
 
 
 @dataclass(frozen=True)
@@ -51,8 +28,6 @@ class Snapshot:
     def text(self) -> str:
         """The graph as deterministic text, one line a node (see `dtorch.ir.text`)."""
         if not self._texts:
-            from dtorch.ir.text import rows_text
-
             self._texts.append(rows_text(self.rows, self.level))
         return self._texts[0]
 

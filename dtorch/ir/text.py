@@ -13,7 +13,7 @@ import torch
 from torch.fx import Graph, Node
 
 from dtorch.ir.layout import Pending, Split, Whole
-from dtorch.ir.snapshot import Row
+from dtorch.ir.row import Row
 from dtorch.ir.spec import DTYPE_NAMES
 from dtorch.torch_private import OpOverload
 

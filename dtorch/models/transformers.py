@@ -17,8 +17,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from dtorch.capture.structure import OBJECT, register_container
 from dtorch.errors import InputError
-from dtorch.models.adapters import Adapter
 from dtorch.models.device_cache import DeviceCache, supports
+from dtorch.models.plain import Adapter
 from dtorch.torch_private import tensor_stores, unshare_stores
 
 
