@@ -7,7 +7,7 @@ module, folders of dumps, and lines of the log `recompiles` that say what was ne
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -127,13 +127,12 @@ def difference(recorded: Recorded, known: Sequence[CompiledSegment]) -> str:
     """What is new about a trace next to the most similar of the segments `known`, in words."""
     if not known:
         return "the first of its graph"
-    nearest = max(reversed(known), key=lambda segment: _likeness(recorded, segment.recorded))
+    nearest = min(reversed(known), key=lambda segment: _distance(recorded, segment.recorded))
     name, entries, before = f"segment {nearest.number}", recorded.entries, nearest.recorded.entries
-    alike = _likeness(recorded, nearest.recorded)[0]
-    if 2 * alike < max(len(entries), len(before)) and _common(entries, before) < min(len(entries), len(before)):
-        return f"first time seen: unlike the last {len(known)} segments"
-    same = _common(entries, before)
+    same, apart = _common(entries, before), _distance(recorded, nearest.recorded)[0]
     if same < min(len(entries), len(before)):
+        if apart > max(recorded.steps, nearest.steps):
+            return "first time seen"
         now, then = _first_difference(entries[same], before[same])
         return f"unlike {name} in {now}, which was {then}"
     if len(entries) > len(before):
@@ -145,10 +144,13 @@ def difference(recorded: Recorded, known: Sequence[CompiledSegment]) -> str:
     return f"the steps of {name}, which was forgotten since"
 
 
-def _likeness(one: Recorded, other: Recorded) -> tuple[int, int, bool]:
-    """How many steps call the same operation at the same position, how many are equal up to the first difference."""
-    alike = sum(1 for a, b in zip(one.entries, other.entries, strict=False) if _name(a) == _name(b))
-    return alike, _common(one.entries, other.entries), one.wanted == other.wanted
+def _distance(one: Recorded, other: Recorded) -> tuple[int, int, bool]:
+    """How many operations only one of them calls, then how few are equal up to the first difference; least: alike."""
+    surplus = Counter(map(_name, one.entries))
+    surplus.subtract(map(_name, other.entries))
+    del surplus[Entered.__name__]
+    differing = sum(map(abs, surplus.values()))
+    return differing, -_common(one.entries, other.entries), one.wanted != other.wanted
 
 
 def _common(one: Sequence[Entry], other: Sequence[Entry]) -> int:
