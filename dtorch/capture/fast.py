@@ -19,6 +19,9 @@ from dtorch.capture.symbol import Tensor, TensorMeta, make
 from dtorch.torch_private import function_modes_active
 
 MISSED = object()
+SAME: Any = object()  # stands for `Known` where a call gives its first argument back
+MAY_BE_SAME = frozenset(getattr(torch.Tensor, name) for name in "to type contiguous float double half bfloat16".split())
+JOINS = frozenset((torch.cat, torch.stack, torch.concat))  # their tensors come in a list
 _PLAIN = frozenset(
     {int, bool, type(None), str, torch.dtype, torch.memory_format, torch.layout, torch.device, type(...)}
 )
@@ -67,6 +70,14 @@ def key_of(recorder: Any, function: Any, args: tuple, kwargs: dict[str, Any] | N
             key.append(kind)
             for child in item:
                 inner = type(child)
+                if inner is Tensor and function in JOINS:
+                    if child.recorder is not recorder:
+                        return None
+                    child_node = child.node
+                    if child_node is None or (child.root is not None and child.seen != child.root.version):
+                        child_node = recorder.value(child)
+                    key.append(child_node)
+                    continue
                 if inner is slice:
                     child = _slice_key(child)
                     if child is None:
@@ -103,6 +114,8 @@ def quick(recorder: Any, function: Any, args: tuple, kwargs: dict[str, Any] | No
     known = recorder.state.fast.get(key)
     if known is None or _autocast("cpu") or _dtype() is not recorder.default_dtype:
         return MISSED
+    if known is SAME:
+        return args[0]
     recorder.state = known.state
     recorder.steps += 1
     pool = known.pool
@@ -121,6 +134,9 @@ def quick(recorder: Any, function: Any, args: tuple, kwargs: dict[str, Any] | No
 def learn(recorder: Any, before: Any, key: Any, args: tuple, kwargs: dict[str, Any] | None, result: Any) -> None:
     """Teach the state `before` a call that the long way has just recorded, if it is of the simple kind."""
     state = recorder.state
+    if key[0] in MAY_BE_SAME and state is before and args and result is args[0]:
+        before.fast[key] = SAME
+        return
     if type(result) is not Tensor or state.parent is not before or len(state.outputs) != 1:
         return
     if _dtype() is not recorder.default_dtype:  # what is learnt is used under that dtype alone
