@@ -17,6 +17,7 @@ import torch
 from dtorch import torch_private
 from dtorch.capture.symbol import TensorMeta, meta_of
 from dtorch.errors import CaptureError
+from dtorch.ir.strides import may_overlap
 
 aten = torch.ops.aten
 CACHE_ENTRIES = 16384
@@ -126,6 +127,12 @@ class Operation:
                     f"({self.metas[i]} to {meta_of(fakes[i])}), which a graph cannot hold. Use the form that "
                     f"returns a new tensor."
                 )
+            if not self.metas[i].contiguous and may_overlap(self.metas[i].shape, self.metas[i].stride):
+                if name_of(self.function).partition(".")[0] not in ("fill_", "zero_", "__setitem__"):
+                    raise RuntimeError(
+                        "more than one element of the written-to tensor refers to a single memory location. Please "
+                        "clone() the tensor before performing the operation."
+                    )
         flat, self.spec = torch_private.tree_flatten(result)
         storages = {torch_private.storage_id(tensor): i for i, tensor in reversed(list(enumerate(fakes)))}
         for value in flat:
@@ -197,7 +204,7 @@ class Operation:
         """
         found = self.scatters.get((position, value))
         if found is None:
-            base = self.aliases[position][1]  # type: ignore[index]
+            base = _base_of(self, position)
 
             def run(*tensors: torch.Tensor) -> tuple:
                 *inputs, new = tensors
@@ -208,6 +215,64 @@ class Operation:
             found = traced(run, (*self.metas, value), f"write through {name_of(self.function)}")
             self.scatters[position, value] = found
         return found
+
+
+_PLACES: dict[Any, tuple[Any, Expansion]] = {}  # the operations of a key are held: it knows them by id
+
+
+def scatter_places(
+    steps: tuple[tuple[Operation, int], ...], base: TensorMeta, values: tuple[TensorMeta, ...]
+) -> Expansion:
+    """New value of a base from (base, new value of a view of it, other tensors of the steps).
+
+    `steps`: operations and the results that are the next views, from the base on. Unlike `Operation.scatter` this
+    may lead through views whose elements share memory: the steps view the numbers of the base's elements instead.
+    `values`: of the view's new value; also of its old one where its own elements share memory: those that differ from
+    it were written, and go past the base's end otherwise.
+    """
+    key = (*[(id(called), position) for called, position in steps], base, values)
+    found = _PLACES.get(key)
+    if found is not None:
+        return found[1]
+    given = [[m for i, m in enumerate(called.metas) if i != _base_of(called, at)] for called, at in steps]
+
+    def run(*tensors: torch.Tensor) -> tuple:
+        source, new = tensors[:2]
+        supply = iter(tensors[1 + len(values) :])
+        places = torch.arange(base.numel, device=base.device).reshape(base.shape)
+        if places.stride() != base.stride:
+            empty = torch.empty_strided(base.shape, base.stride, dtype=places.dtype, device=base.device)
+            places = empty.copy_(places)
+        for called, position in steps:
+            own = _base_of(called, position)
+            inputs = [places if i == own else next(supply) for i in range(len(called.metas))]
+            result = called.function(*fill(called.args, inputs), **fill(called.kwargs, inputs))
+            places = torch_private.tree_flatten(result)[0][position]
+        flat = source.reshape(-1)
+        if len(values) == 2:
+            places = places.where(_bits(new) != _bits(tensors[2]), base.numel)
+            flat = torch.cat([flat, flat.new_zeros(1)])
+        flat = flat.scatter(0, places.reshape(-1), new.reshape(-1))
+        return (flat[: base.numel].reshape(base.shape),)
+
+    made = traced(
+        run, (base, *values, *[meta for metas in given for meta in metas]), "write through an expanded tensor"
+    )
+    if len(_PLACES) >= CACHE_ENTRIES:
+        _PLACES.clear()
+    _PLACES[key] = (steps, made)
+    return made
+
+
+def _bits(value: torch.Tensor) -> torch.Tensor:
+    """Numbers that are equal where a value's bits are: signs of zero and NaNs count."""
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return value.view(whole[value.dtype.itemsize]) if value.dtype.is_floating_point else value
+
+
+def _base_of(called: Operation, position: int) -> int:
+    """The tensor of an operation that its result `position` is a view of."""
+    return called.aliases[position][1]  # type: ignore[index]
 
 
 def name_of(function: Callable[..., Any]) -> str:

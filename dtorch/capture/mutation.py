@@ -7,13 +7,16 @@ since sums differ by them in the last bits.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dtorch import torch_private
-from dtorch.capture.expand import Operation
+from dtorch.capture.expand import Operation, scatter_places
 from dtorch.capture.symbol import Tensor, TensorMeta, meta_of
+from dtorch.errors import UnsupportedError
+from dtorch.ir.strides import may_overlap
 
 if TYPE_CHECKING:
     from dtorch.capture.record import Recorder
@@ -49,22 +52,61 @@ def derive_again(recorder: Recorder, view: Tensor) -> None:
 
 def write(recorder: Recorder, symbol: Tensor, node: torch.fx.Node) -> None:
     """Make `node` the symbol's value, and write it through to every base up to the root."""
-    chain = [symbol]
+    links = [symbol]
+    while links[-1].base is not None:
+        links.append(links[-1].base)
+    root = links[-1]
+    # Links up to here have elements that share memory (an expanded tensor): their value follows from the link above.
+    above = next((i + 1 for i in range(len(links) - 1, -1, -1) if _overlaps(links[i].meta)), 0)
+    if above and len(links) > 1:
+        _refuse_unplaceable(recorder, links[: above + 1])
+    before = [recorder.value(symbol)] if above and _overlaps(symbol.meta) else []
     symbol.node = recorder.settled(symbol, node)
-    view = symbol
-    while view.base is not None:
-        base, step = view.base, view.step
-        inputs = [recorder.value(other) for other in step.symbols]
-        scatter = step.called.scatter(step.position, meta_of(view.node.meta["val"]))
+    if above and len(links) > 1:
+        _write_places(recorder, links[: above + 1], before)
+    for view, base in pairwise(links[above:]):
+        inputs = [recorder.value(other) for other in view.step.symbols]
+        scatter = view.step.called.scatter(view.step.position, meta_of(view.node.meta["val"]))
         base.node = recorder.settled(base, recorder.inline(scatter, [*inputs, view.node])[0])
-        view = base
-        chain.append(view)
-    root = view
     root.version += 1
-    for link in chain[:-1]:
+    for i, link in enumerate(links[:-1]):
         # A value with other strides than the view has would make later sums differ: take it from the base instead.
-        link.seen = root.version if strides_fit(link.node, link.meta) else STALE
+        known = i >= above or (i == 0 and not before)
+        link.seen = root.version if known and strides_fit(link.node, link.meta) else STALE
     root.node = with_strides(recorder, root.node, root.meta)
+
+
+def _overlaps(meta: TensorMeta) -> bool:
+    return not meta.contiguous and may_overlap(meta.shape, meta.stride)
+
+
+def _refuse_unplaceable(recorder: Recorder, links: list[Tensor]) -> None:
+    """A write below an expanded tensor needs a base whose elements can be counted by a view of their numbers."""
+    symbol, base = links[0], links[-1]
+    if _overlaps(base.meta):
+        why = f"{base.summary}, elements of which share memory"
+    elif base.meta.dtype.is_complex or any(link.meta.dtype is not base.meta.dtype for link in links):
+        why = f"an expanded view of {base.summary}, which is complex or read as another dtype"
+    else:
+        return
+    raise UnsupportedError(
+        f"{recorder.line()}: a write into {symbol.summary}, a view of {why}. Write into the tensor before it is "
+        "expanded, or into a clone()."
+    )
+
+
+def _write_places(recorder: Recorder, links: list[Tensor], before: list[torch.fx.Node]) -> None:
+    """Give the last of `links` its value from that of the first, a view of it through tensors that overlap.
+
+    `before`: what the first had, where elements of its own share memory: those that were written are told by it.
+    """
+    base, views = links[-1], links[-2::-1]
+    others = [symbol for view in views for symbol in view.step.symbols if symbol is not view.base]
+    steps = tuple((view.step.called, view.step.position) for view in views)
+    given = [links[0].node, *before]
+    scatter = scatter_places(steps, base.meta, tuple(meta_of(node.meta["val"]) for node in given))
+    inputs = [recorder.value(base), *given, *[recorder.value(symbol) for symbol in others]]
+    base.node = recorder.settled(base, recorder.inline(scatter, inputs)[0])
 
 
 def _new_position(step: ViewStep) -> int:

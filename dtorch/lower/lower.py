@@ -8,7 +8,6 @@ differ between devices are nodes, not constants.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch.fx import GraphModule, Node
 from dtorch.errors import UnsupportedError
 from dtorch.ir import ops
 from dtorch.ir.layout import Spec, Split, local_shape
+from dtorch.ir.strides import may_overlap, memory_order, reach
 from dtorch.lower.collectives import lower_hop
 from dtorch.lower.context import CallContext, LocalBuilder
 from dtorch.sharding.localize import OpCall, localize
@@ -106,7 +106,7 @@ class _Lowering:
             return node.target, args
         if local.shape == meta.shape:
             return node.target, (self._with_logical_strides(source), *args[1:])
-        order = memory_order(meta)
+        order = memory_order(meta.stride())
         moved = self.builder.emit(aten.permute.default, args[0], order)
         moved = self.builder.emit(aten.clone.default, moved, memory_format=torch.contiguous_format)
         back = [order.index(dim) for dim in range(len(order))]
@@ -116,14 +116,14 @@ class _Lowering:
         """as_strided may not read between the elements of its operand: on a device nothing may be there."""
         meta, at = node.args[0].meta["val"], 2 if node.target is aten.as_strided_scatter.default else 1
         layout = (tuple(meta.shape), meta.stride())
-        reach = _reach(*layout)
-        if reach <= meta.numel():
+        places = reach(*layout)
+        if places <= meta.numel():
             return
-        held = torch.zeros(reach, dtype=torch.bool)
+        held = torch.zeros(places, dtype=torch.bool)
         held.as_strided(*layout).fill_(True)
         sizes, strides = node.args[at : at + 2]
         offset = (node.args[at + 2] if len(node.args) > at + 2 else 0) or 0
-        if offset + _reach(sizes, strides) > reach or not held.as_strided(sizes, strides, offset).all():
+        if offset + reach(sizes, strides) > places or not held.as_strided(sizes, strides, offset).all():
             raise UnsupportedError(
                 f"{self.builder.where}: as_strided({sizes}, {strides}) on a tensor of shape {list(meta.shape)} and "
                 f"strides {list(meta.stride())} reads between the tensor's elements, where the devices hold nothing. "
@@ -140,10 +140,10 @@ class _Lowering:
         if not may_overlap(tuple(meta.shape), meta.stride()):
             return emit(aten.copy.default, emit(aten.empty_strided.default, *layout, **options), local)
         # Expanded dims or windows: places that several elements share are written by each of them, with one value.
-        reach = _reach(*layout)
-        places = emit(aten.arange.default, reach, dtype=torch.int64, device=meta.device)
+        count = reach(*layout)
+        places = emit(aten.arange.default, count, dtype=torch.int64, device=meta.device)
         places = emit(aten.reshape.default, emit(aten.as_strided.default, places, *layout), [-1])
-        memory = emit(aten.full.default, [reach], 0, **options)
+        memory = emit(aten.full.default, [count], 0, **options)
         memory = emit(aten.scatter.src, memory, 0, places, emit(aten.reshape.default, local, [-1]))
         return emit(aten.as_strided.default, memory, *layout)
 
@@ -180,30 +180,10 @@ def local_fake(meta: torch.Tensor, spec: Spec, mesh_shape: tuple[int, ...]) -> t
         return meta
     strides = [0] * len(shape)
     step = 1
-    for dim in reversed(memory_order(meta)):
+    for dim in reversed(memory_order(meta.stride())):
         strides[dim] = step
         step *= max(1, shape[dim])
     return fake_tensor(shape, tuple(strides), meta.dtype, meta.device)
-
-
-def memory_order(meta: torch.Tensor) -> list[int]:
-    """Dims from the outermost to the innermost in memory; those that take none (expanded ones) come first."""
-    return sorted(range(meta.dim()), key=lambda dim: (meta.stride(dim) != 0, -meta.stride(dim), dim))
-
-
-def _reach(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """How many places of memory lie from a tensor's first element to its last."""
-    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-
-
-def may_overlap(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether two elements may share memory; false for whatever slices and permutations of dense memory give."""
-    reach = 0
-    for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1):
-        if stride <= reach and 0 not in shape:
-            return True
-        reach += (size - 1) * stride
-    return False
 
 
 def _is_innermost(value: torch.Tensor, count: int) -> bool:

@@ -202,3 +202,125 @@ def test_as_strided_beyond_its_view_is_refused():
 def test_a_key_that_is_no_name_is_refused():
     with pytest.raises(PlacementError, match="not 0"):
         dtorch.compile(nn.Linear(2, 2).eval(), mesh_of(2), inputs={0: {"tp": dtorch.Shard(0)}})
+
+
+def every_placement(tensor: torch.Tensor, ndim: int) -> list[list[Any]]:
+    one = [dtorch.Replicate(), *(dtorch.Shard(dim) for dim in range(tensor.dim()))]
+    return [[first, *[second] * (ndim - 1)] for first in one for second in (one if ndim > 1 else one[:1])]
+
+
+def assert_same_bits(function: Any, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+    """Eager dtorch and a compiled module give torch's bits for every placement of the input."""
+    mesh, wanted = dtorch.init_device_mesh("cpu", shape), function(tensor.clone())
+    for placements in every_placement(tensor, len(shape)):
+        found = function(dtorch.distribute_tensor(tensor.clone(), mesh, placements)).to_torch()
+        assert found.dtype is wanted.dtype and torch.equal(found, wanted), placements
+    model = Module(lambda self, x: function(x))
+    assert torch.equal(compiled_of(model, shape)(tensor.clone()), wanted)
+
+
+small_meshes = pytest.mark.parametrize("shape", [(1,), (2,), (3,), (2, 2)], ids=str)
+LOOK_AT_STRIDES = {
+    "view_as_complex": torch.view_as_complex,
+    "view_as_complex of a transposed tensor": lambda x: torch.view_as_complex(x.transpose(0, 1)),
+    "view_as_complex of an expanded tensor": lambda x: torch.view_as_complex(x[:1].expand(5, 8, 2)).clone(),
+    "a wider dtype": lambda x: x.view(torch.float64),
+    "a narrower dtype": lambda x: x.view(torch.int16),
+    "kron": lambda x: torch.kron(x[0], x[1]),
+    "as_strided of a transposed tensor": lambda x: x.transpose(0, 2).as_strided((3, 4), (7, 2)).clone(),
+    "as_strided of an expanded tensor": lambda x: x[0].expand(3, 8, 2).as_strided((4, 2), (2, 1)).clone(),
+    "as_strided of windows": lambda x: x.unfold(1, 3, 1).as_strided((2, 3), (3, 1)).clone(),
+    "as_strided_copy": lambda x: torch.as_strided_copy(x, (3, 4), (7, 2)),
+}
+
+
+@small_meshes
+@pytest.mark.parametrize("name", LOOK_AT_STRIDES)
+def test_ops_that_look_at_strides_find_those_of_torch(name: str, shape: tuple[int, ...]) -> None:
+    assert_same_bits(LOOK_AT_STRIDES[name], torch.randn(5, 8, 2), shape)
+
+
+@small_meshes
+def test_a_write_through_as_strided_goes_where_torch_writes(shape: tuple[int, ...]) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x.transpose(0, 2).clone()
+        y.as_strided((3, 4), (16, 2)).zero_()
+        return y
+
+    assert_same_bits(function, torch.randn(5, 8, 2), shape)
+
+
+@pytest.mark.parametrize("placement", [dtorch.Replicate(), dtorch.Shard(1)], ids=str)
+def test_as_strided_between_the_elements_of_a_view_is_refused(placement: Any) -> None:
+    x = dtorch.distribute_tensor(torch.randn(5, 8, 2), dtorch.init_device_mesh("cpu", (2,)), [placement])
+    with pytest.raises(UnsupportedError, match=r"test_adversarial.py.* reads between the tensor's elements"):
+        x[::2].as_strided((20,), (1,)).to_torch()
+
+
+def write_one_row(x: torch.Tensor) -> Any:
+    x.expand(2, 5, 7)[1].zero_()
+    return x
+
+
+def write_a_column(x: torch.Tensor) -> Any:
+    y = x * 2
+    rows = y.unsqueeze(1).expand(5, 3, 7)
+    part = rows[:, 2, 1:6:2]
+    part.mul_(-3).add_(0.5)
+    y.add_(1)
+    part[1:3, 0] = float("nan")
+    return torch.cat([y.flatten(), rows.flatten(), part.flatten()]).nan_to_num(7.0)
+
+
+def write_below_a_view(x: torch.Tensor) -> Any:
+    y = x.clone()
+    y.t()[1:4].expand(2, 3, 5)[0].t().copy_(x[:, :3])
+    y[0].expand(4, 7)[3, 2:].sub_(1)
+    return y
+
+
+def write_a_window(x: torch.Tensor) -> Any:
+    y = x.clone()
+    windows = y.unfold(1, 3, 1)
+    windows[:, 2].neg_()
+    windows[1, 4] += x[0, :3]
+    return torch.cat([y.flatten(), windows.flatten()])
+
+
+def write_twice_expanded(x: torch.Tensor) -> Any:
+    y = x.clone()
+    first = y[:, :1].expand(5, 4)
+    first[:, 2].expand(3, 5)[1, 1:].fill_(-0.0)
+    torch.broadcast_tensors(y, x.new_zeros(2, 5, 7))[0][0, 2:].abs_()
+    return torch.cat([y.flatten(), first.flatten()])
+
+
+def write_the_expanded(x: torch.Tensor) -> Any:
+    y = x.clone()
+    rows = y.expand(3, 5, 7)
+    rows[1, 2:4] = x[0]
+    rows[2, 0, 3] = -0.0
+    rows[0, 0, 4] = float("nan")
+    windows = y.unfold(0, 3, 2)
+    windows[1].fill_(2)
+    y[4].unsqueeze(0).expand(2, 7)[:, 1:3].zero_()
+    return torch.cat([y.flatten(), rows.flatten(), windows.flatten()]).nan_to_num(7.0)
+
+
+@small_meshes
+@pytest.mark.parametrize(
+    "function",
+    [write_the_expanded, write_one_row, write_a_column, write_below_a_view, write_a_window, write_twice_expanded],
+)
+def test_writes_below_an_expanded_tensor_reach_its_base(function: Any, shape: tuple[int, ...]) -> None:
+    assert_same_bits(function, torch.randn(5, 7), shape)
+
+
+def test_writes_into_elements_that_share_memory_are_refused() -> None:
+    x = dtorch.distribute_tensor(torch.randn(5, 7), dtorch.init_device_mesh("cpu", (2,)))
+    with pytest.raises(RuntimeError, match=r"(?s)refers to a single memory location.*test_adversarial.py"):
+        x.expand(2, 5, 7).add_(1)
+    before, z = x.to_torch(), dtorch.distribute_tensor(torch.randn(5, 2), x.device_mesh)
+    with pytest.raises(UnsupportedError, match="read as another dtype"):
+        torch.view_as_complex(z).expand(3, 5)[0].zero_()
+    assert torch.equal(x.to_torch(), before)
