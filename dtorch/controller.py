@@ -7,6 +7,7 @@ thread that waits for the interpreter lock starts milliseconds late.
 
 from __future__ import annotations
 
+import atexit
 import threading
 import weakref
 from collections import deque
@@ -18,11 +19,13 @@ from dtorch import watch
 from dtorch.capture.eager import Trace
 from dtorch.capture.symbol import TensorMeta
 from dtorch.compiler import Compiled, Settings
+from dtorch.errors import PlanError
 from dtorch.ir.layout import Spec
 from dtorch.runtime.base import LoadedPlan, RemoteValue, Runtime
 from dtorch.segment import compile_segment
 from dtorch.torch_private import dispatcher_is_bypassed
 
+EXIT_S = 10.0  # how long the end of Python waits for a segment that is being compiled or run
 QUEUE_SEGMENTS = 64  # a client that is further ahead than this waits: memory stays bounded
 
 
@@ -149,6 +152,7 @@ class Controller:
         if self._thread is None:
             me = weakref.ref(self)
             self._thread = threading.Thread(target=_work, args=(me,), name="dtorch-controller", daemon=True)
+            _THREADS[self._thread] = me
             self._thread.start()
         self._changed.notify_all()
 
@@ -195,10 +199,12 @@ class Controller:
         with self._busy:
             pass
 
-    def close(self) -> None:
-        """End the thread once the queue is empty."""
+    def close(self, drop: bool = False) -> None:
+        """End the thread once the queue is empty. `drop`: empty it now; values of what it held never come."""
         with self._changed:
             self._closed = True
+            while drop and self._queue:
+                self._queue.popleft().finish(PlanError("the program ended before this was run"))
             self._changed.notify_all()
 
     def _take(self) -> Segment | None:
@@ -259,6 +265,21 @@ class Controller:
         compiled = compile_segment(trace, segment.runtime.mesh_shape, segment.axis_names, self.settings)
         self.journal.add(trace, compiled)
         return compiled
+
+
+_THREADS: weakref.WeakKeyDictionary[threading.Thread, weakref.ref[Controller]] = weakref.WeakKeyDictionary()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """When Python ends: what is queued is dropped, since nobody reads it; no thread is inside torch by then."""
+    running = [(thread, controller()) for thread, controller in _THREADS.items()]
+    for _, controller in running:
+        if controller is not None:
+            controller.close(drop=True)
+    for thread, _ in running:
+        if thread is not threading.current_thread():
+            thread.join(EXIT_S)
 
 
 def _data(value: RemoteValue) -> Any:

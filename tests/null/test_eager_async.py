@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 import time
 
@@ -189,3 +191,17 @@ def test_a_chain_that_never_reads_is_found_again():
         x = x * 0.25
         missed.append(x.recorder.misses)
     assert missed[-1] == missed[2500]
+
+
+def test_a_program_may_end_with_work_pending():
+    program = (
+        "import torch, dtorch\n"
+        "mesh = dtorch.init_device_mesh('cpu', (2,))\n"
+        "x = dtorch.ones(64, 64, device_mesh=mesh, placements=[dtorch.Shard(0)])\n"
+        "kept = []\n"
+        "for i in range(30):\n"
+        "    x = (x @ x.t()).relu() * 1e-3 + i\n"
+        "    kept.append(x.to_torch_async())\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0 and ended.stderr == ""
