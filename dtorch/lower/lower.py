@@ -42,7 +42,7 @@ _READ_AS_OTHER_DTYPE = (
     aten.view.dtype,
     aten.view_copy.dtype,
 )
-_LOOK_AT_STRIDES = frozenset((*VIEWS, *_READ_MEMORY, *_READ_AS_OTHER_DTYPE))
+_LOOK_AT_STRIDES = frozenset((aten.kron.default, *VIEWS, *_READ_MEMORY, *_READ_AS_OTHER_DTYPE))
 
 
 class _Lowering:
@@ -93,6 +93,8 @@ class _Lowering:
 
     def _by_strides(self, node: Node, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         """Op and arguments for an op that looks at its operand's strides: a redistribution may have left others."""
+        if node.target is aten.kron.default:  # whole on every device: it has no rule
+            return node.target, tuple(self._with_logical_strides(operand) for operand in node.args)
         source = node.args[0]
         local, meta = self.env[source].meta["val"], source.meta["val"]
         if node.target in VIEWS:
@@ -133,7 +135,7 @@ class _Lowering:
     def _with_logical_strides(self, source: Node) -> Node:
         """A whole value in memory as the global graph has it."""
         local, meta = self.env[source], source.meta["val"]
-        if local.meta["val"].stride() == meta.stride():
+        if local.meta["val"].stride() == meta.stride() or local.meta["val"].shape != meta.shape:
             return local
         emit, layout = self.builder.emit, (list(meta.shape), list(meta.stride()))
         options = {"dtype": meta.dtype, "device": meta.device}

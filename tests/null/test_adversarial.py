@@ -226,7 +226,7 @@ LOOK_AT_STRIDES = {
     "view_as_complex of an expanded tensor": lambda x: torch.view_as_complex(x[:1].expand(5, 8, 2)).clone(),
     "a wider dtype": lambda x: x.view(torch.float64),
     "a narrower dtype": lambda x: x.view(torch.int16),
-    "kron": lambda x: torch.kron(x[0], x[1]),
+    "kron": lambda x: torch.kron(x[:, :, 0], x[:3, :, 1]),
     "as_strided of a transposed tensor": lambda x: x.transpose(0, 2).as_strided((3, 4), (7, 2)).clone(),
     "as_strided of an expanded tensor": lambda x: x[0].expand(3, 8, 2).as_strided((4, 2), (2, 1)).clone(),
     "as_strided of windows": lambda x: x.unfold(1, 3, 1).as_strided((2, 3), (3, 1)).clone(),
