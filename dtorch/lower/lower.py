@@ -93,8 +93,8 @@ class _Lowering:
 
     def _by_strides(self, node: Node, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         """Op and arguments for an op that looks at its operand's strides: a redistribution may have left others."""
-        if node.target is aten.kron.default:  # whole on every device: it has no rule
-            return node.target, tuple(self._with_logical_strides(operand) for operand in node.args)
+        if node.target is aten.kron.default:
+            return aten.reshape.default, (self._outer_product(*args), list(node.meta["val"].shape))
         source = node.args[0]
         local, meta = self.env[source].meta["val"], source.meta["val"]
         if node.target in VIEWS:
@@ -113,6 +113,15 @@ class _Lowering:
         moved = self.builder.emit(aten.clone.default, moved, memory_format=torch.contiguous_format)
         back = [order.index(dim) for dim in range(len(order))]
         return node.target, (self.builder.emit(aten.permute.default, moved, back), *args[1:])
+
+    def _outer_product(self, first: Node, second: Node) -> Node:
+        """kron before its last view, which would need the strides of the logical operands; it runs whole (no rule)."""
+        sizes = [list(value.meta["val"].shape) for value in (first, second)]
+        rank = max(map(len, sizes))
+        left, right = ([1] * (rank - len(shape)) + shape for shape in sizes)
+        one = self.builder.emit(aten.reshape.default, first, [size for own in left for size in (own, 1)])
+        other = self.builder.emit(aten.reshape.default, second, [size for own in right for size in (1, own)])
+        return self.builder.emit(aten.mul.Tensor, one, other)
 
     def _refuse_gaps(self, node: Node) -> None:
         """as_strided may not read between the elements of its operand: on a device nothing may be there."""
@@ -135,7 +144,7 @@ class _Lowering:
     def _with_logical_strides(self, source: Node) -> Node:
         """A whole value in memory as the global graph has it."""
         local, meta = self.env[source], source.meta["val"]
-        if local.meta["val"].stride() == meta.stride() or local.meta["val"].shape != meta.shape:
+        if local.meta["val"].stride() == meta.stride():
             return local
         emit, layout = self.builder.emit, (list(meta.shape), list(meta.stride()))
         options = {"dtype": meta.dtype, "device": meta.device}
