@@ -115,7 +115,7 @@ class _Lowering:
         return node.target, (self.builder.emit(aten.permute.default, moved, back), *args[1:])
 
     def _outer_product(self, first: Node, second: Node) -> Node:
-        """kron before its last view, which would need the strides of the logical operands; it runs whole (no rule)."""
+        """What kron views as its result; the view would need the strides that the logical operands have."""
         sizes = [list(value.meta["val"].shape) for value in (first, second)]
         rank = max(map(len, sizes))
         left, right = ([1] * (rank - len(shape)) + shape for shape in sizes)
@@ -161,14 +161,14 @@ class _Lowering:
     def _call(self, node: Node) -> Any:
         builder = self.builder
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.env.__getitem__)
-        target = node.target
-        if target in _LOOK_AT_STRIDES:
-            target, args = self._by_strides(node, args)
         leaves = tensor_arguments(node)
         spec = node.meta["spec"]
         many = isinstance(node.meta["val"], (list, tuple))
         specs = tuple(spec) if many else (spec,)
         cut = any(type(placed) is Split for s in (*specs, *(leaf.meta["spec"] for leaf in leaves)) for placed in s)
+        target = node.target
+        if target in _LOOK_AT_STRIDES and not (cut and target is aten.kron.default):
+            target, args = self._by_strides(node, args)
         if not cut:
             return builder.emit(target, *args, **kwargs)
         metas = list(node.meta["val"]) if many else [node.meta["val"]]
