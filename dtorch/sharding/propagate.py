@@ -93,7 +93,7 @@ def _warn_without_rule(problem: Problem, choices: list[AxisChoice], requests: Re
         return
     said: set[Any] = set()
     for step in problem.steps:
-        if step.template.source != "replicate" or step.template.op in said:
+        if step.template.source != "replicate" or step.template.op in said or not step.inputs:  # makes a tensor itself
             continue
         gathered = sum(
             problem.values[value].size_bytes
