@@ -388,10 +388,10 @@ class EagerRecorder(Recorder):
             self._look(function, args)
         with self.lock:
             key = fast.key_of(self, function, args, kwargs)
-            result = fast.MISSED if key is None else fast.quick(self, function, args, kwargs, key)
             before = self.state
-        if result is not fast.MISSED:
-            return result
+            known = None if key is None else before.fast.get(key)
+            if known is not None and fast.holds(self):
+                return fast.found(self, known, args)
         if key is not None and function in fast.TAKES_NUMBERS:
             taken = self._number_as_value(function, args, kwargs)
             if taken is not None:
@@ -506,9 +506,8 @@ class EagerRecorder(Recorder):
         wanted: dict[int, list[Tensor]] = {}
         metas: dict[int, tuple[TensorMeta, Spec]] = {}
         entered, held, pools = self.entered_slots, self.held, self.pools
-        held.reverse()
         while held:
-            symbol = held.pop()
+            symbol = held.pop()  # the last first: a view holds its base
             if references(symbol) <= UNHELD and not symbol.__dict__ and not weakref.getweakrefcount(symbol):
                 if symbol.origin is None:
                     symbol.node = symbol.remote = symbol.base = symbol.step = symbol.root = None

@@ -1,8 +1,8 @@
 """The short way through the recorder, for calls that a state of the trie has seen before.
 
-In: a torch function on eager tensors and plain values. Out: its new symbol, or `MISSED`: then the long way records
-the call and teaches the state. A key holds slots and values with their types, never shapes: equal keys at one
-state had equal metadata when they were learnt. Only calls with one fresh result or one view are learnt.
+In: a torch function on eager tensors and plain values. Out: its new symbol, where the state knows the call's key; else
+the long way records the call and teaches the state. A key holds slots and values with their types, never shapes: equal
+keys at one state had equal metadata when they were learnt. Learnt are calls with one fresh result, one view or none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dtorch.capture.mutation import ViewStep, attach_view
 from dtorch.capture.symbol import Tensor, TensorMeta, make
 from dtorch.torch_private import function_modes_active
 
-MISSED = object()
+_NAMED = object()  # stands in a key between positional and named arguments
 SAME: Any = object()  # stands for `Known` where a call gives its first argument back
 MAY_BE_SAME = frozenset(getattr(torch.Tensor, name) for name in "to type contiguous float double half bfloat16".split())
 JOINS = frozenset((torch.cat, torch.stack, torch.concat))  # their tensors come in a list
@@ -96,11 +96,18 @@ def key_of(recorder: Any, function: Any, args: tuple, kwargs: dict[str, Any] | N
         else:
             return None
     if kwargs:
+        key.append(_NAMED)
         for name, item in kwargs.items():
-            inner = key_of(recorder, name, (item,), None)
-            if inner is None:
-                return None
-            key.append(inner)
+            kind = type(item)
+            if kind is Tensor and item.node is not None and item.root is None and item.recorder is recorder:
+                key += (name, item.node)
+            elif kind in _PLAIN or kind is float and item == item and item != 0.0:
+                key += (name, kind, item)
+            else:
+                inner = key_of(recorder, name, (item,), None)
+                if inner is None:
+                    return None
+                key.append(inner)
     return tuple(key)
 
 
@@ -109,11 +116,8 @@ def _slice_key(item: slice) -> tuple | None:
     return parts if all(part is None or type(part) is int for part in parts) else None
 
 
-def quick(recorder: Any, function: Any, args: tuple, kwargs: dict[str, Any] | None, key: Any) -> Any:
-    """The result of a call whose key the recorder's state knows, else MISSED."""
-    known = recorder.state.fast.get(key)
-    if known is None or _autocast("cpu") or _dtype() is not recorder.default_dtype:
-        return MISSED
+def found(recorder: Any, known: Known, args: tuple) -> Any:
+    """The result of a call that the recorder's state knows."""
     if known is SAME:
         return args[0]
     recorder.state = known.state
@@ -129,6 +133,11 @@ def quick(recorder: Any, function: Any, args: tuple, kwargs: dict[str, Any] | No
         tensors = tuple([item for item in args if type(item) is Tensor])
         attach_view(symbol, tensors[base], ViewStep(called, position, tensors))
     return symbol
+
+
+def holds(recorder: Any) -> bool:
+    """Whether what was learnt holds now: under autocast or another default dtype, calls mean something else."""
+    return not _autocast("cpu") and _dtype() is recorder.default_dtype
 
 
 def learn(recorder: Any, before: Any, key: Any, args: tuple, kwargs: dict[str, Any] | None, result: Any) -> None:
