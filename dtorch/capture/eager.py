@@ -390,8 +390,10 @@ class EagerRecorder(Recorder):
             key = fast.key_of(self, function, args, kwargs)
             before = self.state
             known = None if key is None else before.fast.get(key)
-            if known is not None and fast.holds(self):
-                return fast.found(self, known, args)
+            if known is not None:
+                result = fast.found(self, known, args)
+                if result is not None:
+                    return result
         if key is not None and function in fast.TAKES_NUMBERS:
             taken = self._number_as_value(function, args, kwargs)
             if taken is not None:

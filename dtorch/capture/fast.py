@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from dtorch.capture.expand import VIEW, Operation
-from dtorch.capture.mutation import ViewStep, attach_view
+from dtorch.capture.expand import VIEW
+from dtorch.capture.mutation import ViewStep, attach_view, sources
 from dtorch.capture.symbol import Tensor, TensorMeta, make
 from dtorch.torch_private import function_modes_active
 
@@ -31,14 +31,15 @@ _dtype = torch.get_default_dtype
 
 
 class Known:
-    """What a learnt call makes: the state after it, the result's metadata, and how it is a view, if it is one."""
+    """What a learnt call makes: the state after it, the result's metadata, and how it is a view, if it is one.
 
-    __slots__ = ("state", "meta", "slot", "view", "pool")
+    base: which of the call's tensors `view` is derived from; its step names no symbols, or stands for one that does.
+    """
 
-    def __init__(
-        self, state: Any, meta: TensorMeta, view: tuple[Operation, int, int] | None, pool: list[Tensor]
-    ) -> None:
-        self.state, self.meta, self.view = state, meta, view
+    __slots__ = ("state", "meta", "slot", "view", "base", "pool")
+
+    def __init__(self, state: Any, meta: TensorMeta, view: ViewStep | None, base: int, pool: list[Tensor]) -> None:
+        self.state, self.meta, self.view, self.base = state, meta, view, base
         self.slot = state.outputs[0]
         self.pool = pool  # dead symbols of this metadata, to be used again
 
@@ -117,7 +118,9 @@ def _slice_key(item: slice) -> tuple | None:
 
 
 def found(recorder: Any, known: Known, args: tuple) -> Any:
-    """The result of a call that the recorder's state knows."""
+    """The result of a call that the state knows; None where calls mean something else now than when it was learnt."""
+    if _autocast("cpu") or _dtype() is not recorder.default_dtype:
+        return None
     if known is SAME:
         return args[0]
     recorder.state = known.state
@@ -129,15 +132,10 @@ def found(recorder: Any, known: Known, args: tuple) -> Any:
     recorder.held.append(symbol)
     view = known.view
     if view is not None:
-        called, position, base = view
         tensors = tuple([item for item in args if type(item) is Tensor])
-        attach_view(symbol, tensors[base], ViewStep(called, position, tensors))
+        step = view if len(tensors) == 1 else ViewStep(view.called, view.position, tensors)
+        attach_view(symbol, tensors[known.base], step)
     return symbol
-
-
-def holds(recorder: Any) -> bool:
-    """Whether what was learnt holds now: under autocast or another default dtype, calls mean something else."""
-    return not _autocast("cpu") and _dtype() is recorder.default_dtype
 
 
 def learn(recorder: Any, before: Any, key: Any, args: tuple, kwargs: dict[str, Any] | None, result: Any) -> None:
@@ -153,17 +151,18 @@ def learn(recorder: Any, before: Any, key: Any, args: tuple, kwargs: dict[str, A
     given = args if kwargs is None else (*args, *kwargs.values())  # out= too: what was written is no fresh result
     if result.node is not state.outputs[0] or any(result is item for item in given) or _autocast("cpu"):
         return
-    view = None
+    view, base = None, 0
     if result.base is not None:
         step = result.step
         tensors = [item for item in args if type(item) is Tensor]
-        if kwargs or len(tensors) != len(step.symbols) or any(a is not b for a, b in zip(tensors, step.symbols)):
+        symbols = sources(result)
+        if kwargs or len(tensors) != len(symbols) or any(a is not b for a, b in zip(tensors, symbols)):
             return
         alias = step.called.aliases[step.position]
         if alias is None or alias[0] != VIEW:
             return
-        view = (step.called, step.position, alias[1])
-    before.fast[key] = Known(state, result.meta, view, recorder.pools[result.meta])
+        view, base = ViewStep(step.called, step.position, None), alias[1]
+    before.fast[key] = Known(state, result.meta, view, base, recorder.pools[result.meta])
 
 
 def _binary(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -237,7 +236,7 @@ def _method(function: Callable[..., Any]) -> Callable[..., Any]:
             recorder.held.append(symbol)
             view = known.view
             if view is not None:
-                symbol.base, symbol.step = x, ViewStep(view[0], view[1], (x,))
+                symbol.base, symbol.step = x, view
                 symbol.root = root = x if x.root is None else x.root
                 symbol.seen = root.version
             return symbol

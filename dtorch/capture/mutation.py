@@ -26,12 +26,23 @@ STALE = -1
 
 
 class ViewStep:
-    """How a view is derived: result `position` of an operation on `symbols` (the base among them)."""
+    """How a view is derived: result `position` of an operation on `symbols`, the base among them; None: the base alone,
+    so that all views alike share one step.
+    """
 
     __slots__ = ("called", "position", "symbols")
 
-    def __init__(self, called: Operation, position: int, symbols: tuple[Tensor, ...]) -> None:
+    def __init__(self, called: Operation, position: int, symbols: tuple[Tensor, ...] | None) -> None:
         self.called, self.position, self.symbols = called, position, symbols
+
+
+def sources(view: Tensor) -> tuple[Tensor, ...]:
+    """The symbols that a view is derived from."""
+    symbols = view.step.symbols
+    if symbols is None:
+        assert view.base is not None
+        return (view.base,)
+    return symbols
 
 
 def attach_view(symbol: Tensor, base: Tensor, step: ViewStep) -> None:
@@ -44,7 +55,7 @@ def attach_view(symbol: Tensor, base: Tensor, step: ViewStep) -> None:
 def derive_again(recorder: Recorder, view: Tensor) -> None:
     """Give a stale view its value: compute it again from its base, which may itself be stale."""
     step: ViewStep = view.step
-    inputs = [recorder.value(symbol) for symbol in step.symbols]
+    inputs = [recorder.value(symbol) for symbol in sources(view)]
     node = recorder.inline(step.called.expand(), inputs)[_new_position(step)]
     view.node = recorder.settled(view, with_strides(recorder, node, view.meta))
     view.seen = view.root.version  # type: ignore[union-attr]
@@ -65,7 +76,7 @@ def write(recorder: Recorder, symbol: Tensor, node: torch.fx.Node) -> None:
     if above and len(links) > 1:
         _write_places(recorder, links[: above + 1], before)
     for view, base in pairwise(links[above:]):
-        inputs = [recorder.value(other) for other in view.step.symbols]
+        inputs = [recorder.value(other) for other in sources(view)]
         scatter = view.step.called.scatter(view.step.position, meta_of(view.node.meta["val"]))
         base.node = recorder.settled(base, recorder.inline(scatter, [*inputs, view.node])[0])
     root.version += 1
@@ -101,7 +112,7 @@ def _write_places(recorder: Recorder, links: list[Tensor], before: list[torch.fx
     `before`: what the first had, where elements of its own share memory: those that were written are told by it.
     """
     base, views = links[-1], links[-2::-1]
-    others = [symbol for view in views for symbol in view.step.symbols if symbol is not view.base]
+    others = [symbol for view in views for symbol in sources(view) if symbol is not view.base]
     steps = tuple((view.step.called, view.step.position) for view in views)
     given = [links[0].node, *before]
     scatter = scatter_places(steps, base.meta, tuple(meta_of(node.meta["val"]) for node in given))
