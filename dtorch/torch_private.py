@@ -591,6 +591,11 @@ def mark_parameter(tensor: torch.Tensor) -> None:
     tensor._is_param = True
 
 
+def has_state_dict_hook(module: torch.nn.Module, hook: Callable[..., Any]) -> bool:
+    """Whether `hook` was registered with `register_state_dict_post_hook`, on this module or the one it is a copy of."""
+    return hook in module._state_dict_hooks.values()
+
+
 def is_parameter(tensor: torch.Tensor) -> bool:
     """Whether `isinstance(tensor, nn.Parameter)` holds, for a tensor of a subclass."""
     return getattr(tensor, "_is_param", False)

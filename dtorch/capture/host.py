@@ -246,7 +246,7 @@ def _copied_by_attribute(model: torch.nn.Module, memo: dict[int, Any]) -> torch.
         for name, value in module.__dict__.items():
             try:
                 attributes[name] = copy.deepcopy(value, memo)
-            except Exception:
+            except Exception:  # the one that refuses is shared with the user's model
                 attributes[name] = value
     return memo[id(model)]
 

@@ -109,7 +109,7 @@ def _placed(tensor: torch.Tensor, mesh: DeviceMesh, spec: Spec) -> Any:
 
 
 def _add_hooks(module: torch.nn.Module) -> None:
-    if _gather not in module._state_dict_hooks.values():  # noqa: SLF001  (a module distributed again has them already)
+    if not torch_private.has_state_dict_hook(module, _gather):  # a module distributed again has them already
         module.register_state_dict_post_hook(_gather)
         module.register_load_state_dict_pre_hook(_cut)
 
