@@ -247,7 +247,7 @@ class Controller:
                 part = Trace(segment.trace.state, segment.trace.inputs, (index,))
                 (value.data,) = self._plan(part, segment).run(inputs)
             except Exception as failure:
-                failure.from_devices = True  # type: ignore[attr-defined]
+                failure.from_devices = True  # type: ignore[attr-defined]  # as above
                 value.failure = failure
         return None
 

@@ -58,7 +58,8 @@ def derive_again(recorder: Recorder, view: Tensor) -> None:
     inputs = [recorder.value(symbol) for symbol in sources(view)]
     node = recorder.inline(step.called.expand(), inputs)[_new_position(step)]
     view.node = recorder.settled(view, with_strides(recorder, node, view.meta))
-    view.seen = view.root.version  # type: ignore[union-attr]
+    assert view.root is not None  # what has no root is never stale
+    view.seen = view.root.version
 
 
 def write(recorder: Recorder, symbol: Tensor, node: torch.fx.Node) -> None:

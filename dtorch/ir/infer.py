@@ -6,25 +6,24 @@ on the mesh coordinate are those of coordinate 0, as everywhere in local graphs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch.fx import Node, map_arg
 
 from dtorch.ir.layout import local_bounds
-from dtorch.ir.ops import integer, keep_first, local_begin, local_size, redistribute, slice_scatter_in_place
+from dtorch.ir.ops import (
+    INTEGER_FUNCTIONS,
+    integer,
+    keep_first,
+    local_begin,
+    local_size,
+    redistribute,
+    slice_scatter_in_place,
+)
 from dtorch.ir.schema import value
 from dtorch.torch_private import fake_execution, fakes_in_turn
-
-_INTEGER: dict[str, Callable[[int, int], int]] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "floordiv": lambda a, b: a // b,
-    "min": min,
-    "max": max,
-}
 
 
 def infer_value(node: Node, axis_sizes: Mapping[str, int] | None = None) -> Any:
@@ -36,7 +35,7 @@ def infer_value(node: Node, axis_sizes: Mapping[str, int] | None = None) -> Any:
     if node.target is slice_scatter_in_place:
         return args[0]
     if node.target is integer:
-        return _INTEGER[args[0]](*args[1:])
+        return INTEGER_FUNCTIONS[args[0]](*args[1:])
     if node.target in (local_size, local_begin):
         return _coordinate_zero(node.target, args, list((axis_sizes or {}).values()))
     mode = next((v.fake_mode for v in map(value, node.all_input_nodes) if hasattr(v, "fake_mode")), None)

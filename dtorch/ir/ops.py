@@ -7,6 +7,7 @@ results are expressions of it. The runtime gives them their meaning (`dtorch.run
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,6 +28,16 @@ def local_size(size: int, cuts: tuple[tuple[int, int, int], ...]) -> int:
 def local_begin(size: int, cuts: tuple[tuple[int, int, int], ...]) -> int:
     """Local level: index of this device's first unit within the one interval that `cuts` cut (same `outer`, `unit`)."""
     raise RuntimeError("local_begin has a value on a device only")
+
+
+INTEGER_FUNCTIONS: dict[str, Callable[[int, int], int]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "floordiv": lambda a, b: a // b,
+    "min": min,
+    "max": max,
+}
 
 
 def integer(function: str, *operands: int) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 
 from dtorch.errors import PlanError
 from dtorch.ir.layout import Pending, Spec, Split, Whole, local_bounds, local_dim
+from dtorch.ir.ops import INTEGER_FUNCTIONS
 
 FORMAT = 1
 
@@ -199,14 +199,6 @@ def _decode(item: Any) -> Any:
 
 # --- values at a coordinate ---------------------------------------------------------------------------------------
 
-_ARITHMETIC: dict[str, Callable[[int, int], int]] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "floordiv": lambda a, b: a // b,
-    "min": min,
-    "max": max,
-}
 
 
 def is_expression(item: Any) -> bool:
@@ -233,7 +225,7 @@ def evaluate(item: Any, mesh_shape: tuple[int, ...], coordinate: tuple[int, ...]
         cuts = tuple((outer, unit, mesh_shape[axis], coordinate[axis]) for outer, unit, axis in item.cuts)
         return local_bounds(item.size, cuts)[0][2]
     if isinstance(item, Arithmetic):
-        return _ARITHMETIC[item.function](*[evaluate(o, mesh_shape, coordinate) for o in item.operands])
+        return INTEGER_FUNCTIONS[item.function](*[evaluate(o, mesh_shape, coordinate) for o in item.operands])
     return item
 
 

@@ -17,14 +17,6 @@ from dtorch.ir.layout import Spec, Split, dim_cuts, is_even, local_bounds, local
 from dtorch.torch_private import fake_execution
 
 Integer = Any
-_FOLD: dict[str, Callable[[int, int], int]] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "floordiv": lambda a, b: a // b,
-    "min": min,
-    "max": max,
-}
 
 
 class LocalBuilder:
@@ -91,14 +83,14 @@ class LocalBuilder:
     def integer(self, function: str, *operands: Integer) -> Integer:
         """Arithmetic on integers; folds when all are plain."""
         if all(isinstance(operand, int) for operand in operands):
-            return _FOLD[function](*operands)
+            return ops.INTEGER_FUNCTIONS[function](*operands)
         if function == "mul" and 1 in operands:
             return next((operand for operand in operands if operand != 1), 1)
         if function in ("add", "sub") and operands[1] == 0:
             return operands[0]
         if function == "floordiv" and operands[1] == 1:
             return operands[0]
-        known = _FOLD[function](*[o if isinstance(o, int) else o.meta["val"] for o in operands])
+        known = ops.INTEGER_FUNCTIONS[function](*[o if isinstance(o, int) else o.meta["val"] for o in operands])
         return self._integer_node(ops.integer, known, function, *operands)
 
     def _integer_node(self, function: Callable[..., int], known: int, *args: Any) -> Node:

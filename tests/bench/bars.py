@@ -15,12 +15,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Bar:
-    """One figure of ours beside a peer's. `limit` is for `ours` in `unit`, or for the ratio when `of_ratio`."""
+    """One figure of ours beside a peer's. `limit` is for `ours` in `unit`, or for the ratio when `of_ratio`; None: no
+    bar, a comparison to read.
+    """
 
     name: str
     ours: float
     peer: float | None
-    limit: float
+    limit: float | None
     unit: str
     peer_name: str
     of_ratio: bool = True
@@ -31,8 +33,10 @@ class Bar:
         return None if not self.peer else self.ours / self.peer
 
     @property
-    def holds(self) -> bool:
-        """Whether the bar is met."""
+    def holds(self) -> bool | None:
+        """Whether the bar is met; None where there is none."""
+        if self.limit is None:
+            return None
         value = self.ratio if self.of_ratio else self.ours
         return value is not None and value <= self.limit
 
@@ -45,10 +49,11 @@ class Bar:
         ratio = "-" if self.ratio is None else f"{self.ratio:.3f}"
         peer = "-" if self.peer is None else f"{self.peer:.4g}"
         what = "ratio" if self.of_ratio else self.unit
-        verdict = "holds" if self.holds else "MISSED"
+        verdict = {True: "holds", False: "MISSED", None: "-"}[self.holds]
+        limit = "no limit" if self.limit is None else f"limit {self.limit:g} ({what})"
         return (
             f"{verdict:6} {self.name:58} ours {self.ours:.4g} {self.unit}, {self.peer_name} {peer} {self.unit}, "
-            f"ratio {ratio}, limit {self.limit:g} ({what})"
+            f"ratio {ratio}, {limit}"
         )
 
 

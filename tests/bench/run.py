@@ -60,8 +60,8 @@ def write(output: Path, found: list) -> None:
     for bar in found:
         ratio = "" if bar.ratio is None else f"{bar.ratio:.3f}"
         peer = "" if bar.peer is None else f"{bar.peer:.4g} {bar.unit} ({bar.peer_name})"
-        limit = f"≤ {bar.limit:g}" + ("" if bar.of_ratio else f" {bar.unit}")
-        holds = "yes" if bar.holds else "no"
+        limit = "" if bar.limit is None else f"≤ {bar.limit:g}" + ("" if bar.of_ratio else f" {bar.unit}")
+        holds = {True: "yes", False: "no", None: ""}[bar.holds]
         rows.append(f"| {bar.name} | {bar.ours:.4g} {bar.unit} | {peer} | {ratio} | {limit} | {holds} |")
     text = (
         "# Benchmarks\n\nWritten by `make bench`. Machines are noisy: read the ratios. Each bar times ours and "
