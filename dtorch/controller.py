@@ -1,8 +1,8 @@
 """Between the client and the devices: takes segments in order, compiles what the cache lacks, runs, hands values on.
 
-In: traces with remote values as inputs. Out: remote values that fill in when their segment has run. One thread for
-each graph works through the queue; a client that reads while the queue is empty runs the segment itself, since a
-thread that waits for the interpreter lock starts milliseconds late.
+In: jobs (jobs.py): traces with remote values as inputs, values of other meshes. Out: remote values that fill in when
+their job has run. One thread for each graph works through the queue; a client that reads while the queue is empty runs
+the job itself, since a thread that waits for the interpreter lock starts milliseconds late.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import atexit
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextvars import Context, copy_context
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 from dtorch import watch
 from dtorch.capture.eager import Trace
@@ -21,12 +20,13 @@ from dtorch.capture.symbol import TensorMeta
 from dtorch.compiler import Compiled, Settings
 from dtorch.errors import PlanError
 from dtorch.ir.layout import Spec
+from dtorch.jobs import Job, PendingValue, Segment, Transfer, data_of
 from dtorch.runtime.base import LoadedPlan, RemoteValue, Runtime
 from dtorch.segment import compile_segment
 from dtorch.torch_private import dispatcher_is_bypassed
 
 EXIT_S = 10.0  # how long the end of Python waits for a segment that is being compiled or run
-QUEUE_SEGMENTS = 64  # a client that is further ahead than this waits: memory stays bounded
+QUEUE_JOBS = 64  # a client that is further ahead than this waits: memory stays bounded
 
 
 class Journal(Protocol):
@@ -39,88 +39,18 @@ class Journal(Protocol):
         """A trace was compiled."""
 
 
-class Segment:
-    """One trace that was handed on. `done` once its values are there, or `error` says why they never will be."""
-
-    def __init__(self, trace: Trace, runtime: Runtime, axis_names: tuple[str, ...]) -> None:
-        self.trace, self.runtime, self.axis_names = trace, runtime, axis_names
-        self.context = copy_context()  # the options in force where it was recorded hold where it is compiled
-        self.inputs: list[Any] = trace.inputs
-        self.outputs: list[weakref.ref[PendingValue]] = []
-        self.error: BaseException | None = None
-        self._event = threading.Event()
-        self._callbacks: list[Callable[[], None]] = []
-        self._lock = threading.Lock()
-        self.controller: Controller | None = None
-
-    @property
-    def done(self) -> bool:
-        """Whether the segment has run or failed."""
-        return self._event.is_set()
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the segment; runs it here when it is next and nobody else is at it."""
-        if self._event.is_set():
-            return True
-        if timeout_s is None and self.controller is not None:
-            self.controller.help_with(self)
-        return self._event.wait(timeout_s)
-
-    def when_done(self, callback: Callable[[], None]) -> None:
-        """Call back once done, at once if it is."""
-        with self._lock:
-            if not self._event.is_set():
-                self._callbacks.append(callback)
-                return
-        callback()
-
-    def finish(self, error: BaseException | None = None) -> None:
-        """Note the outcome and wake who waits."""
-        with self._lock:
-            self.error = error
-            self.inputs, callbacks = [], self._callbacks
-            self.context = Context()  # the old one may hold what the user is done with
-            self._callbacks = []
-            self._event.set()
-        for callback in callbacks:
-            callback()
-
-
-class PendingValue(RemoteValue):
-    """A remote value that its segment fills in."""
-
-    __slots__ = ("segment", "failure")
-
-    def __init__(self, segment: Segment, shape: tuple[int, ...], dtype: Any, spec: Spec) -> None:
-        super().__init__(segment.runtime, shape, dtype, spec, None)
-        self.segment: Segment | None = segment
-        self.failure: BaseException | None = None
-
-    def ready(self) -> Any:
-        """The data, waited for; raises what computing it raised."""
-        segment = self.segment
-        if segment is not None:
-            segment.wait()
-            if segment.error is not None:
-                raise segment.error
-            self.segment = None
-        if self.failure is not None:
-            raise self.failure
-        return self.data
-
-
 class Controller:
     """The queue of one graph and the thread that works it off."""
 
     def __init__(self, settings: Settings, journal: Journal) -> None:
         self.settings, self.journal = settings, journal
         self.compiled = 0
-        self._queue: deque[Segment] = deque()
+        self._queue: deque[Job] = deque()
         self._changed = threading.Condition()
         self._busy = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._newest: weakref.ref[Segment] | None = None
+        self._newest: weakref.ref[Job] | None = None
 
     def submit(
         self,
@@ -134,18 +64,25 @@ class Controller:
 
         wait: the caller reads one of them next and will run the segment itself, so the thread is left asleep.
         """
-        segment = Segment(trace, runtime, axis_names)
-        segment.controller = self
-        values = [PendingValue(segment, tuple(meta.shape), meta.dtype, spec) for meta, spec in metas]
-        segment.outputs = [weakref.ref(value) for value in values]
+        return self._enqueue(Segment(trace, runtime, axis_names), metas, wait)
+
+    def transfer(self, source: RemoteValue, meta: TensorMeta, runtime: Runtime, spec: Spec, where: str) -> PendingValue:
+        """Queue bringing a value of another mesh or graph to `runtime`, placed as `spec`; the value there, pending.
+
+        meta: shape, stride and dtype that it has there. where: the user's line, for errors.
+        """
+        return self._enqueue(Transfer(source, meta, runtime, spec, where), [(meta, spec)], False)[0]
+
+    def _enqueue(self, job: Job, metas: Sequence[tuple[TensorMeta, Spec]], wait: bool) -> list[PendingValue]:
+        job.controller = self
+        values = job.promise(metas)
         with self._changed:
-            while len(self._queue) >= QUEUE_SEGMENTS:
+            while len(self._queue) >= QUEUE_JOBS:
                 self._changed.wait()
-            self._queue.append(segment)
-            self._newest = weakref.ref(segment)
-            if wait:
-                return values
-            self._wake()
+            self._queue.append(job)
+            self._newest = weakref.ref(job)
+            if not wait:
+                self._wake()
         return values
 
     def _wake(self) -> None:
@@ -156,20 +93,22 @@ class Controller:
             self._thread.start()
         self._changed.notify_all()
 
-    def help_with(self, wanted: Segment) -> None:
-        """Work the queue off here, up to a segment, unless the thread is at it."""
+    def help_with(self, wanted: Job) -> None:
+        """Work the queue off here, up to a job, unless the thread is at it."""
         if dispatcher_is_bypassed():  # nothing can be compiled here
             with self._changed:
                 self._wake()
             return
         while not wanted.done:
             if not self._busy.acquire(blocking=False):
+                with self._changed:  # who is at it may stop before the job that is wanted here
+                    self._wake()
                 return
             try:
-                segment = self._take()
-                if segment is None:
+                job = self._take()
+                if job is None:
                     return
-                self._process(segment)
+                self._process(job)
             finally:
                 self._busy.release()
 
@@ -181,13 +120,13 @@ class Controller:
             if self._closed and not self._queue:
                 return False
         with self._busy:
-            segment = self._take()
-            if segment is not None:
-                self._process(segment)
+            job = self._take()
+            if job is not None:
+                self._process(job)
         return True
 
-    def newest(self) -> Segment | None:
-        """The segment that was handed on last, unless it has run and is gone."""
+    def newest(self) -> Job | None:
+        """The job that was handed on last, unless it has run and is gone."""
         return self._newest() if self._newest is not None else None
 
     def drain(self) -> None:
@@ -207,15 +146,26 @@ class Controller:
                 self._queue.popleft().finish(PlanError("the program ended before this was run"))
             self._changed.notify_all()
 
-    def _take(self) -> Segment | None:
+    def _take(self) -> Job | None:
         with self._changed:
-            segment = self._queue.popleft() if self._queue else None
+            job = self._queue.popleft() if self._queue else None
             self._changed.notify_all()
-            return segment
+            return job
 
-    def _process(self, segment: Segment) -> None:
+    def _process(self, job: Job) -> None:
+        if isinstance(job, Segment):
+            self._run_segment(job)
+        elif isinstance(job, Transfer):
+            try:
+                job.run()
+                job.finish()
+            except BaseException as error:  # reaches the read that needs the value
+                error.from_devices = True  # type: ignore[attr-defined]  # its message names operation and line already
+                job.finish(error)
+
+    def _run_segment(self, segment: Segment) -> None:
         try:
-            inputs = [_data(value) for value in segment.inputs]
+            inputs = [data_of(value) for value in segment.inputs]
             plan = self._plan(segment.trace, segment)
             if watch.WATCHES:
                 watch.ran(plan.plan.instructions)
@@ -243,7 +193,7 @@ class Controller:
                 continue
             needed = segment.trace.needed(index)
             try:
-                inputs = [_data(each) if i in needed else None for i, each in enumerate(segment.inputs)]
+                inputs = [data_of(each) if i in needed else None for i, each in enumerate(segment.inputs)]
                 part = Trace(segment.trace.state, segment.trace.inputs, (index,))
                 (value.data,) = self._plan(part, segment).run(inputs)
             except Exception as failure:
@@ -280,10 +230,6 @@ def _stop_all() -> None:
     for thread, _ in running:
         if thread is not threading.current_thread():
             thread.join(EXIT_S)
-
-
-def _data(value: RemoteValue) -> Any:
-    return value.ready() if isinstance(value, PendingValue) else value.data
 
 
 def _work(reference: weakref.ref[Controller]) -> None:

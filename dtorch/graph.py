@@ -17,11 +17,12 @@ import torch
 
 from dtorch import torch_private, watch
 from dtorch.capture.eager import EagerRecorder, Trace
-from dtorch.capture.symbol import Tensor, TensorMeta, meta_of
+from dtorch.capture.symbol import Tensor, TensorMeta, meta_of, tensor_meta
 from dtorch.compiler import Settings
-from dtorch.controller import Controller, PendingValue
+from dtorch.controller import Controller
 from dtorch.future import READY, TensorFuture
 from dtorch.ir.layout import Pending, Spec, Split, Whole
+from dtorch.jobs import PendingValue, data_of
 from dtorch.mesh import DeviceMesh
 from dtorch.passes.pipeline import default_passes
 from dtorch.report.segments import CompiledSegment, SegmentJournal
@@ -72,19 +73,20 @@ class _Home:
 
     def future(self, remote: RemoteValue) -> TensorFuture:
         """A future of a value."""
-        pending = remote.segment if isinstance(remote, PendingValue) else None
+        pending = remote.job if isinstance(remote, PendingValue) else None
         return TensorFuture(READY if pending is None else pending, lambda: self.fetch(remote))
 
     def part(self, remote: RemoteValue, coordinate: tuple[int, ...]) -> torch.Tensor:
         """What one device holds of a value, copied to the host."""
-        data = remote.ready() if isinstance(remote, PendingValue) else remote.data
-        return self.runtime.part(data, remote.spec, coordinate)
+        return self.runtime.part(data_of(remote), remote.spec, coordinate)
 
-    def redistribute(self, tensor: Tensor, mesh: DeviceMesh, spec: Spec) -> Tensor:
-        """The tensor placed as `spec` on a mesh of this graph; between meshes the value goes through the host."""
-        if mesh == self.mesh:
+    def redistribute(self, tensor: Tensor, mesh: DeviceMesh, spec: Spec, like: _Home | None = None) -> Tensor:
+        """The tensor placed as `spec` on a mesh, of the graph of `like` or of the innermost `with graph:`, if any."""
+        entered = _ENTERED.get()
+        graph = like.graph if like is not None else entered[-1] if entered else self.graph
+        if mesh == self.mesh and graph is self.graph:
             return tensor.recorder.redistribute(tensor, spec)
-        return self.graph.place(tensor.to_torch(), mesh, spec)
+        return graph.take_over(tensor, mesh, spec)
 
     def saved(self, tensor: Tensor) -> tuple:
         """How a tensor is pickled: its value, and its mesh and placements as plain data."""
@@ -118,6 +120,14 @@ class Graph:
         remote = recorder.home.put(tensor.detach(), spec)
         return recorder.symbol(meta_of(tensor.detach(), recorder.device), spec, remote, grad)
 
+    def take_over(self, tensor: Tensor, mesh: DeviceMesh, spec: Spec) -> Tensor:
+        """The value of a tensor of another mesh or graph, on a mesh of this one. Hands its trace on; does not wait."""
+        recorder, where = self.recorder(mesh), tensor.recorder.line()
+        meta = tensor_meta(tensor.meta.shape, _dense(tensor.meta), tensor.meta.dtype, recorder.device)
+        source = tensor.recorder.remote_of(tensor)
+        remote = self.controller.transfer(source, meta, recorder.home.runtime, spec, where)
+        return recorder.symbol(meta, spec, remote, tensor.requires_grad)
+
     def flush(self) -> None:
         """Hand on everything recorded so far, without waiting."""
         for recorder in list(self._recorders.values()):
@@ -149,6 +159,14 @@ class Graph:
         controller = getattr(self, "controller", None)
         if controller is not None:
             controller.close()
+
+
+def _dense(meta: TensorMeta) -> tuple[int, ...]:
+    """The strides of a copy: of an expanded tensor every element has its own memory then."""
+    if meta.contiguous:
+        return meta.stride
+    with torch_private.without_torch_function():
+        return torch.empty_like(meta.base).stride()
 
 
 _ENTERED: ContextVar[tuple[Graph, ...]] = ContextVar("dtorch_graph", default=())  # each thread's own, innermost last

@@ -149,6 +149,7 @@ class Trace:
 class Home(Protocol):
     """What a recorder asks of the graph that owns it."""
 
+    graph: Any  # the graph itself, known here by identity only
     mesh_shape: tuple[int, ...]
     mesh_text: str
 
@@ -225,9 +226,15 @@ class EagerRecorder(Recorder):
         other = symbol.recorder
         if not isinstance(other, EagerRecorder):
             return f"{self.line()}: {symbol.summary} has no value here: it belongs to a captured model."
+        ways = "x.redistribute_like(y), or x.redistribute(device_mesh=..., placements=...)"
+        if other.home.graph is self.home.graph:
+            what, way = "of one graph", f"Bring them to one mesh first: {ways}"
+        else:
+            what = "of two graphs"
+            way = f"Bring them to one graph first: {ways} inside the `with graph:` of the graph it goes to"
         return (
-            f"{self.line()}: tensors on {self.home.mesh_text} and on {other.home.mesh_text} meet in one operation. "
-            "Bring them to one mesh (and one graph) first: x.redistribute(device_mesh=..., placements=...)."
+            f"{self.line()}: tensors {what}, on {self.home.mesh_text} and on {other.home.mesh_text}, meet in one "
+            f"operation. {way}. That waits for nothing."
         )
 
     def hold(self, symbol: Tensor) -> None:

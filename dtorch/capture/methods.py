@@ -65,6 +65,9 @@ class Placed:
     ) -> Tensor:
         """The same values placed otherwise, on the same or on another mesh.
 
+        The result belongs to the graph of the innermost `with graph:`, else to the tensor's own. Nothing waits: between
+        meshes and graphs the value is brought over in the background.
+
         Args:
             device_mesh: the mesh to go to; the tensor's own when left out.
             placements: a list with one placement an axis, or a dict by axis name. Left out: the present ones if the
@@ -78,17 +81,18 @@ class Placed:
         if placements is None and mesh.ndim == home.mesh.ndim:
             placements = self.placements
             if mesh == home.mesh:
-                return self.recorder.redistribute(self, self.spec)
+                return home.redistribute(self, mesh, self.spec)
         wanted = normalize(placements, mesh, self.dim())
         return home.redistribute(self, mesh, to_spec(wanted))
 
     def redistribute_like(self: Any, other: Tensor) -> Tensor:
-        """The same values on the mesh and with the placements of another tensor."""
+        """The same values on the mesh, in the graph and with the placements of another tensor."""
         home = _home(self, "redistribute_like()")
-        target = _home(other, "redistribute_like()").mesh
+        like = _home(other, "redistribute_like()")
+        target = like.mesh
         spec = other.spec if other.dim() == self.dim() and other.shape == self.shape else None
         wanted = normalize(other.placements, target, self.dim())
-        return home.redistribute(self, target, to_spec(wanted) if spec is None else spec)
+        return home.redistribute(self, target, to_spec(wanted) if spec is None else spec, like)
 
     def redistribute_by_dict(
         self: Any,

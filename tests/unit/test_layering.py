@@ -22,7 +22,7 @@ LAYERS = (
     ("capture", "passes"),
     ("lower",),
     ("compiler",),
-    ("segment", "future"),
+    ("segment", "future", "jobs"),
     ("controller", "report"),
     ("compiled",),
     ("graph",),
@@ -34,7 +34,7 @@ LAYERS = (
 RANKS = {room: rank for rank, layer in enumerate(LAYERS) for room in layer}
 # A plan runs without the compiler: the runtime sees only the plain data below it.
 RUNTIME_MAY_IMPORT = {"runtime", "ir", "options", "errors", "torch_private"}
-KNOWS_RUNTIME_FROM = RANKS["controller"]
+KNOWS_RUNTIME_FROM = RANKS["jobs"]
 
 
 def sources():
