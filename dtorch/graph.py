@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from dtorch import torch_private, watch
+from dtorch import options, torch_private, watch
 from dtorch.capture.eager import EagerRecorder, Trace
 from dtorch.capture.symbol import Tensor, TensorMeta, meta_of, tensor_meta
 from dtorch.compiler import Settings
@@ -30,17 +30,16 @@ from dtorch.runtime.base import RemoteValue, Runtime
 from dtorch.runtime.simulate import SimulatedRuntime
 
 SEGMENTS_KEPT = 64
-_EXPLICIT: ContextVar[bool] = ContextVar("dtorch_explicit_redistribution", default=False)
 
 
 @contextmanager
 def explicit_redistribution(enabled: bool = True) -> Iterator[None]:
-    """Inside, an operation whose inputs are not placed as it needs raises ShardingError instead of moving them."""
-    token = _EXPLICIT.set(enabled)
-    try:
+    """Inside, an operation whose inputs are not placed as it needs raises ShardingError instead of moving them.
+
+    DTORCH_EXPLICIT_REDISTRIBUTION=1 does so everywhere; `explicit_redistribution(False)` makes an exception to it.
+    """
+    with options.override(explicit_redistribution=enabled):
         yield
-    finally:
-        _EXPLICIT.reset(token)
 
 
 class _Home:
@@ -69,7 +68,7 @@ class _Home:
 
     def explicit(self) -> bool:
         """Whether `explicit_redistribution` is on."""
-        return _EXPLICIT.get()
+        return options.current().explicit_redistribution
 
     def future(self, remote: RemoteValue) -> TensorFuture:
         """A future of a value."""

@@ -54,6 +54,12 @@ class Options:
     )
     verify: bool = _option(True, "DTORCH_VERIFY", _flag, "Check the rules of a graph's level after every pass.")
     plan_cache_entries: int = _option(256, "DTORCH_PLAN_CACHE_ENTRIES", int, "Plans kept for each compiled module.")
+    explicit_redistribution: bool = _option(
+        False,
+        "DTORCH_EXPLICIT_REDISTRIBUTION",
+        _flag,
+        "Raise where an eager operation's inputs are not placed as it needs, instead of moving them.",
+    )
     progress: str = _option(
         "auto", "DTORCH_PROGRESS", str.strip, "A bar on stderr for long work: auto (when it is a terminal), on or off."
     )

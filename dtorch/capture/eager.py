@@ -21,12 +21,13 @@ import torch
 from dtorch import torch_private
 from dtorch.capture import fast, mutation
 from dtorch.capture.expand import Expansion, Operation, Step, fill, name_of, operation, ref
-from dtorch.capture.place import PlacedStep, place_expansion, place_made
+from dtorch.capture.place import PlacedStep, must_redistribute, place_expansion, place_made
 from dtorch.capture.record import Recorder, Scan
 from dtorch.capture.symbol import Tensor, TensorMeta, make, meta_of
 from dtorch.capture.where import here
 from dtorch.errors import CaptureError, ShardingError
 from dtorch.ir.layout import WHOLE, Spec
+from dtorch.mesh import DeviceMesh
 
 SEGMENT_OPS = 1024  # a trace is handed on after so many steps, so that devices start while the client still records,
 LOOK_OPS = fast.LOOK_OPS  # and sooner where a loop comes round: after so many, before a call like the trace's first
@@ -150,6 +151,7 @@ class Home(Protocol):
     """What a recorder asks of the graph that owns it."""
 
     graph: Any  # the graph itself, known here by identity only
+    mesh: DeviceMesh
     mesh_shape: tuple[int, ...]
     mesh_text: str
 
@@ -296,23 +298,20 @@ class EagerRecorder(Recorder):
             self.misses += 1
             vals, specs = [slot.meta["val"] for slot in slots], tuple(slot.spec for slot in slots)
             placed = place_expansion(expansion, vals, specs, self.mesh_shape)
-            if placed.moves and self.home.explicit():
-                raise ShardingError(self._must_redistribute(placed, slots))
+            self._refuse_moves(placed)
             entry = Called(placed, tuple(slot.index for slot in slots), here({})[0])
             state = self._grow(key, entry, placed.outputs, expansion)
         else:
+            self._refuse_moves(state.entry.placed)
             self.hits += 1
         self.state = state
         self.steps += 1
         return list(state.outputs)
 
-    def _must_redistribute(self, placed: PlacedStep, slots: list[Slot]) -> str:
-        have = ", ".join(f"{list(slot.meta['val'].shape)}{list(slot.spec)}" for slot in slots)
-        return (
-            f"{self.line()}: {placed.name} on ({have}) on {self.home.mesh_text} needs a change of placement, and "
-            f"redistribution is explicit here. The cheapest: {placed.moves}. Redistribute the input, or leave "
-            "dtorch.explicit_redistribution()."
-        )
+    def _refuse_moves(self, placed: PlacedStep) -> None:
+        """Where redistribution is explicit: raise for a step that would move an input."""
+        if placed.moves and self.home.explicit():
+            raise ShardingError(f"{self.line()}: {must_redistribute(placed, self.home.mesh)}")
 
     def emit(self, target: Callable[..., Any], args: tuple, kwargs: dict[str, Any], val: Any) -> Any:
         """One ATen call on slots, as an expansion of its own."""
@@ -334,7 +333,13 @@ class EagerRecorder(Recorder):
 
     def settled(self, symbol: Tensor, node: Any) -> Any:
         """A written symbol keeps its placements: bring the new value to them."""
-        return node if node.spec == symbol.spec else self.moved(node, symbol.meta, symbol.spec)
+        if node.spec != symbol.spec and self.home.explicit():
+            raise ShardingError(
+                f"{self.line()}: what is written into {symbol.summary} comes out as {list(node.spec)}, and "
+                "redistribution is explicit here. Redistribute the inputs, so that the result is placed as the tensor "
+                "written to, or allow moves by dtorch.explicit_redistribution(False)."
+            )
+        return self.moved(node, symbol.meta, symbol.spec)
 
     def moved(self, slot: Slot, meta: TensorMeta, spec: Spec) -> Slot:
         """The slot placed as `spec`."""

@@ -34,13 +34,15 @@ class Known:
     """What a learnt call makes: the state after it, the result's metadata, and how it is a view, if it is one.
 
     base: which of the call's tensors `view` is derived from; its step names no symbols, or stands for one that does.
+    moves: whether the call moves an input, so that it has to be asked each time whether that is allowed.
     """
 
-    __slots__ = ("state", "meta", "slot", "view", "base", "pool")
+    __slots__ = ("state", "meta", "slot", "view", "base", "pool", "moves")
 
     def __init__(self, state: Any, meta: TensorMeta, view: ViewStep | None, base: int, pool: list[Tensor]) -> None:
         self.state, self.meta, self.view, self.base = state, meta, view, base
         self.slot = state.outputs[0]
+        self.moves = bool(state.entry.placed.moves)
         self.pool = pool  # dead symbols of this metadata, to be used again
 
 
@@ -123,6 +125,8 @@ def found(recorder: Any, known: Known, args: tuple) -> Any:
         return None
     if known is SAME:
         return args[0]
+    if known.moves and recorder.home.explicit():
+        return None
     recorder.state = known.state
     recorder.steps += 1
     pool = known.pool
@@ -189,7 +193,13 @@ def _binary(function: Callable[..., Any]) -> Callable[..., Any]:
                 return function(x, other)
             state = recorder.state
             known = state.fast.get(key)
-            if known is None or known.view is not None or _autocast("cpu") or _dtype() is not recorder.default_dtype:
+            if (
+                known is None
+                or known.view is not None
+                or known.moves
+                or _autocast("cpu")
+                or _dtype() is not recorder.default_dtype
+            ):
                 result = function(x, other)
                 learn(recorder, state, key, (x, other), None, result)
                 return result
@@ -223,7 +233,7 @@ def _method(function: Callable[..., Any]) -> Callable[..., Any]:
             key = (function, node, args)
             state = recorder.state
             known = state.fast.get(key)
-            if known is None or _autocast("cpu") or _dtype() is not recorder.default_dtype:
+            if known is None or known.moves or _autocast("cpu") or _dtype() is not recorder.default_dtype:
                 result = function(x, *args)
                 learn(recorder, state, key, (x, *args), None, result)
                 return result

@@ -16,6 +16,10 @@ from torch.fx import Graph, GraphModule
 from dtorch.capture.expand import Expansion, fill
 from dtorch.ir import ops
 from dtorch.ir.layout import WHOLE, Pending, Spec
+from dtorch.ir.spec import tensor_text
+from dtorch.mesh import DeviceMesh
+from dtorch.sharding.legal import legal_text
+from dtorch.sharding.problem import tensor_arguments
 from dtorch.sharding.propagate import place_openly
 
 
@@ -45,6 +49,27 @@ def place_expansion(
             _PLACED.clear()
         found = _PLACED[key] = _place(expansion, values, specs, mesh_shape)
     return found
+
+
+def must_redistribute(placed: PlacedStep, mesh: DeviceMesh) -> str:
+    """Why a step that moves its inputs is refused: the op, where they are, all that is legal, the cheapest move."""
+    node = next(node for node in placed.graph.graph.nodes if any(map(_is_move, node.all_input_nodes)))
+    given = [leaf.args[0] if _is_move(leaf) else leaf for leaf in tensor_arguments(node)]
+    texts = [tensor_text(leaf.meta["val"].dtype, leaf.meta["val"].shape, leaf.meta["spec"]) for leaf in given]
+    axes = []
+    for axis, name in enumerate(mesh.axis_names):
+        if any(_is_move(leaf) and leaf.args[1][axis] != leaf.args[2][axis] for leaf in tensor_arguments(node)):
+            axes.append(f"({', '.join(repr(leaf.meta['spec'][axis]) for leaf in given)}) on {name!r}")
+    return (
+        f"{node.target}({', '.join(texts)}) on {mesh.summary} needs a change of placement, and redistribution is "
+        f"explicit here: the inputs are {' and '.join(axes)}.\n  Legal on each axis: {legal_text(node)}.\n"
+        f"  The cheapest move: {placed.moves}. Do it with x.redistribute(placements=...), or allow moves by "
+        "dtorch.explicit_redistribution(False)."
+    )
+
+
+def _is_move(node: Any) -> bool:
+    return node.target is ops.redistribute
 
 
 _IN_PARTS = frozenset(("full", "zeros", "ones", "empty"))  # every device can make its own part
