@@ -6,11 +6,14 @@ In: torch objects. Out: small functions with plain results, in a section for eac
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from datetime import timedelta
 from functools import cache, lru_cache
 from typing import Any
 
@@ -121,6 +124,11 @@ def without_torch_function() -> Any:
     return torch._C.DisableTorchFunctionSubclass()
 
 
+def without_function_modes() -> Any:
+    """A context in which neither subclasses nor TorchFunctionModes are asked."""
+    return torch._C.DisableTorchFunction()
+
+
 def make_symbol(cls: type[torch.Tensor], base: torch.Tensor, requires_grad: bool) -> Any:
     """An instance of a Tensor subclass over `base` (a meta tensor), sharing it."""
     with torch._C.DisableTorchFunctionSubclass():
@@ -143,12 +151,28 @@ def fake_mode() -> Any:
     return FakeTensorMode(allow_non_fake_inputs=False)
 
 
+@lru_cache(maxsize=1)
+def _fake_class() -> Any:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return FakeTensor
+
+
+def dispatch_is_changed() -> bool:
+    """Whether a dispatch mode or a functorch transform (vmap) stands in this thread: an op is not what it says then."""
+    return bool(torch._C._len_torch_dispatch_stack()) or torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def fake_tensor(
     shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
 ) -> torch.Tensor:
     """A tensor with metadata and no data, of the process' fake mode."""
     if dispatcher_is_bypassed() and not getattr(_PROBING, "now", False):
         return in_fresh_thread(lambda: fake_tensor(shape, stride, dtype, device))
+    if not dispatch_is_changed():  # a fake made by hand takes a tenth of the time
+        mode = fake_mode()
+        with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():
+            return _fake_class()(mode, torch.empty_strided(shape, stride, dtype=dtype, device="meta"), device)
     with _FAKES, torch.inference_mode(False), torch._C.DisableTorchFunction(), fake_mode():
         return torch.empty_strided(shape, stride, dtype=dtype, device=device)
 
@@ -453,8 +477,6 @@ def lazy_graph_module(graph: torch.fx.Graph) -> torch.fx.GraphModule:
 
 def compiled_code_runs_eagerly() -> Any:
     """A context in which functions under torch.compile run as written, or None where torch.compile is not in use."""
-    import sys
-
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else None
 
 
@@ -638,3 +660,231 @@ def in_fresh_thread(function: Callable[[], Any]) -> Any:
 
 VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default, torch.ops.aten._reshape_alias.default)
 """Reshapes that need strides which allow them, and fail otherwise."""
+
+
+# --- for refusals: torch.compile, torch.func's derivatives, tracers -----------------------------------------------
+
+
+DYNAMO = "torch.compile"
+
+
+def tracer_that_looks() -> str | None:
+    """Who asks a value now whether it wraps others, where that is a tracer of torch; for `__tensor_flatten__`."""
+    if "torch._dynamo.output_graph" in sys.modules and torch._guards.TracingContext.try_get() is not None:
+        return DYNAMO
+    makes_fakes = "torch._subclasses.meta_utils" in sys.modules and _frame_of(_describing_codes(), 8)
+    return "torch.export (or another tracer that works on fake tensors)" if makes_fakes else None
+
+
+def _frame_of(codes: dict[Any, str], depth: int = 1000) -> str | None:
+    """What `codes` says of the innermost frame that runs one of them, among the next `depth` frames."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and depth:
+        name = codes.get(frame.f_code)
+        if name is not None:
+            return name
+        frame, depth = frame.f_back, depth - 1
+    return None
+
+
+@lru_cache(maxsize=1)
+def _describing_codes() -> dict[Any, str]:
+    from torch._subclasses.meta_utils import MetaTensorDescriber
+
+    return {MetaTensorDescriber.describe_tensor.__code__: "fakes"}
+
+
+def higher_order_call() -> str | None:
+    """The function of torch that is given functions and compiles them, such as `torch.cond`, which runs now."""
+    found = None
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        folder, _, file = frame.f_code.co_filename.replace("\\", "/").rpartition("/")
+        if folder.endswith("torch/_higher_order_ops") or file == "flex_attention.py":
+            found = frame.f_code.co_name
+        frame = frame.f_back
+    return found and f"torch.{found}" if found == "cond" else found
+
+
+def tracer_that_records() -> str | None:
+    """The tracer of torch that listens to the operations of this thread now; None without one."""
+    if torch._C._get_tracing_state() is not None:
+        return "torch.jit.trace"
+    if torch._C._len_torch_dispatch_stack() or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY):
+        from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+        return "make_fx (or another tracer of torch.fx)" if get_proxy_mode() is not None else None
+    return None
+
+
+@cache
+def passes_dynamo(kind: type[Exception]) -> type[Exception]:
+    """A subclass of an error class that torch.compile hands on as it is: others it swallows, or calls its own bug."""
+    from torch._dynamo.exc import ShortenTraceback
+
+    def __init__(self: Any, message: str) -> None:
+        self.message = message
+        ShortenTraceback.__init__(self, message, first_useful_frame=None)
+
+    # Dynamo adds to the message where it was and how to debug it: the message has the user's line already.
+    args = property(lambda self: (self.message,), lambda self, given: None)
+    members = {"__init__": __init__, "args": args, "__module__": kind.__module__}
+    return type(kind.__name__, (kind, ShortenTraceback), members)
+
+
+def derivative_in_progress() -> str | None:
+    """The transform of torch that differentiates the code that runs now, such as `torch.func.jvp`; None without one."""
+    return _frame_of(_derivative_codes())
+
+
+@lru_cache(maxsize=1)
+def _derivative_codes() -> dict[Any, str]:
+    from torch._functorch import eager_transforms
+    from torch.autograd import functional
+
+    names = {"grad_and_value_impl": "grad", "_vjp_with_argnums": "vjp", "_jvp_with_argnums": "jvp"}
+    found = {inspect.unwrap(getattr(eager_transforms, each)).__code__: f"torch.func.{names[each]}" for each in names}
+    for name in ("vjp", "jvp", "vhp", "hvp", "jacobian", "hessian"):
+        found[inspect.unwrap(getattr(functional, name)).__code__] = f"torch.autograd.functional.{name}"
+    return found
+
+
+def forward_derivative_functions() -> list[Callable[..., Any]]:
+    """Functions that make and take apart dual numbers."""
+    return [torch._VF._make_dual, torch._VF._unpack_dual]  # type: ignore[attr-defined]
+
+
+def is_differentiated(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is inside `torch.func.grad`, `vjp` or `jvp`."""
+    return torch._C._functorch.is_gradtrackingtensor(tensor)
+
+
+# --- for capture: one call at the level of composite operators, on meta tensors -----------------------------------
+
+
+class _Unlisted(Exception):
+    """A call reached an operator that may not be run on meta tensors here."""
+
+
+@cache
+def _decomposes(op: OpOverload) -> bool:
+    """Whether a functional trace takes an operator apart: its schema says that it aliases or writes, or may."""
+    from torch._decomp import _should_decompose_because_unsafe_op
+
+    annotated = any(argument.alias_info for argument in op._schema.arguments) or op._schema.is_mutable
+    return bool(annotated or _should_decompose_because_unsafe_op(op)) and op._can_decompose()
+
+
+@cache
+def _listener() -> type[Any]:
+    from torch._subclasses.schema_check_mode import SchemaCheckMode
+
+    class Listener(SchemaCheckMode):
+        """Notes every operator above autograd and autocast. (Torch lets three classes stand there; this is one.)"""
+
+        def __init__(self, accepts: Callable[[OpOverload], bool], shape_rules: Mapping[OpOverload, Any]) -> None:
+            super().__init__()
+            self._dispatch_key = torch._C.DispatchKey.PreDispatch
+            self.accepts, self.shape_rules = accepts, shape_rules
+            self.calls: list[tuple[OpOverload, tuple, dict[str, Any], Any]] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            if _decomposes(func):
+                with self:
+                    result = func.decompose(*args, **kwargs)
+                if result is not NotImplemented:
+                    return result
+            if not self.accepts(func):
+                raise _Unlisted
+            rule = self.shape_rules.get(func)
+            result = rule(*args, **kwargs) if rule is not None else None
+            if result is None:
+                with torch._C._DisablePythonDispatcher():
+                    result = func(*args, **kwargs)
+            self.calls.append((func, args, kwargs, result))
+            return result
+
+    return Listener
+
+
+def composite_calls(
+    function: Callable[[], Any], accepts: Callable[[OpOverload], bool], shape_rules: Mapping[OpOverload, Any]
+) -> tuple[Any, list[tuple[OpOverload, tuple, dict[str, Any], Any]]] | None:
+    """Run a function of meta tensors: its result, and the ATen calls that a functional trace of it would hold.
+
+    shape_rules: results of single operators, found without running them (None: run it). None where the function calls
+    an operator that is not accepted, or fails, or where torch's state asks for a real trace.
+    """
+    from torch._dispatch.python import enable_python_dispatcher
+
+    if dispatch_is_changed() or dispatcher_is_bypassed() or function_modes_active() or autocast_is_on():
+        return None
+    listener = _listener()(accepts, shape_rules)
+    try:
+        with (
+            _FAKES,  # what stands above autograd is one for all threads
+            torch.inference_mode(False),
+            torch.no_grad(),
+            torch._C.DisableTorchFunctionSubclass(),
+            enable_python_dispatcher(),
+            listener,
+        ):
+            return function(), listener.calls
+    except Exception:  # noqa: BLE001  (the real trace follows, and raises what there is to raise)
+        return None
+
+
+# --- for workers: process groups without a global state --------------------------------------------------------------
+
+
+def make_group(backend: str, store: Any, index: int, size: int, timeout_s: float) -> Any:
+    """A process group of its own ("gloo" or "nccl") between `size` members that meet in `store`.
+
+    No default group is needed, groups can be made again after a failure, and each has its own communicator.
+    """
+    import torch.distributed as dist
+
+    limit = timedelta(seconds=timeout_s)
+    if backend == "gloo":
+        return dist.ProcessGroupGloo(store, index, size, limit)
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = limit
+    return dist.ProcessGroupNCCL(store, index, size, options)
+
+
+def start_all_gather(group: Any, result: torch.Tensor, source: torch.Tensor) -> Any:
+    """Start to gather equal parts along dim 0; the work, whose `wait()` ends it."""
+    return group._allgather_base(result, source)
+
+
+def start_reduce_scatter(group: Any, result: torch.Tensor, source: torch.Tensor, op: str) -> Any:
+    """Start to reduce and hand out equal chunks of dim 0."""
+    import torch.distributed as dist
+
+    options = dist.ReduceScatterOptions()
+    options.reduceOp = _reduce_op(op)
+    return group._reduce_scatter_base(result, source, options)
+
+
+def start_all_reduce(group: Any, tensor: torch.Tensor, op: str) -> Any:
+    """Start to reduce in place."""
+    import torch.distributed as dist
+
+    options = dist.AllreduceOptions()
+    options.reduceOp = _reduce_op(op)
+    return group.allreduce([tensor], options)
+
+
+def start_all_to_all(group: Any, result: torch.Tensor, source: torch.Tensor) -> Any:
+    """Start to exchange equal chunks of dim 0."""
+    return group.alltoall_base(result, source, [], [])
+
+
+def _reduce_op(op: str) -> Any:
+    import torch.distributed as dist
+
+    return {
+        "sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "max": dist.ReduceOp.MAX,
+        "min": dist.ReduceOp.MIN, "product": dist.ReduceOp.PRODUCT,
+    }[op]  # fmt: skip

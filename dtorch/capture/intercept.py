@@ -17,6 +17,7 @@ from dtorch import torch_private
 from dtorch.capture.expand import fill, name_of
 from dtorch.capture.methods import no_gradients
 from dtorch.capture.record import Recorder, Scan
+from dtorch.capture.refuse import refuse_transforms
 from dtorch.capture.symbol import GETTERS, Tensor, meta_of
 from dtorch.errors import CaptureError, DTorchError, InputError, UnsupportedError
 from dtorch.ir.layout import WHOLE, Pending
@@ -49,6 +50,9 @@ def intercepted(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, An
     scan = Scan(args, kwargs)
     if not scan.symbolic and func not in FACTORIES:
         return func(*args, **kwargs)
+    if recorder.eager and scan.symbolic:
+        first = next(tensor for tensor in scan.tensors if isinstance(tensor, Tensor))
+        refuse_transforms(recorder, name_of(func), scan.tensors, first)
     if any(torch_private.is_batched(tensor) for tensor in scan.tensors):
         with torch_private.without_torch_function():  # inside vmap: its rules unwrap, and call `dispatch`
             return func(*args, **kwargs)
@@ -77,7 +81,10 @@ def _refused(recorder: Any, func: Any, scan: Scan, error: Exception) -> Exceptio
     given = ", ".join(tensor_text(meta.dtype, meta.shape, spec) for meta, spec in zip(metas, specs))
     kinds = (IndexError, TypeError, NotImplementedError, RuntimeError, ValueError)
     kind = next(kind for kind in kinds if isinstance(error, kind))
-    return kind(f"{name}({given}) on {recorder.home.mesh_text}: {error}\n  at {recorder.line()}")
+    text = str(error)
+    if text.startswith("more than one element of the written-to tensor"):  # torch's kernels say it so
+        text = f"unsupported operation: {text}"
+    return kind(f"{name}({given}) on {recorder.home.mesh_text}: {text}\n  at {recorder.line()}")
 
 
 def call(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -91,15 +98,6 @@ def call(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
             "Use the original module's tensors, or the compiled module's results."
         )
     return intercepted(recorder, func, args, kwargs)
-
-
-def dispatch(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """An ATen operator that reached a symbol past torch functions (vmap, C++ callers, which see a meta tensor)."""
-    device = kwargs.get("device")
-    if device is not None and device.type == "meta":
-        symbol = next((tensor for tensor in Scan(args, kwargs).tensors if isinstance(tensor, Tensor)), None)
-        kwargs = kwargs if symbol is None else {**kwargs, "device": symbol.device}
-    return call(func, args, kwargs)
 
 
 def _symbols_to_numbers(recorder: Recorder, item: Any, what: str) -> Any:
@@ -389,7 +387,7 @@ def _random_like(recorder: Any, func: Any, args: tuple, kwargs: dict[str, Any]) 
 
 
 def _no_gradients(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    raise no_gradients(f"{recorder.line()}: {name_of(func)}")
+    raise no_gradients(f"{recorder.line()}: {torch_private.derivative_in_progress() or name_of(func)}")
 
 
 def _needs_memory(recorder: Recorder, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -450,6 +448,7 @@ SPECIAL: dict[Any, Special] = {
     torch.randint_like: _random_like,
     torch.autograd.grad: _no_gradients,
     torch.autograd.backward: _no_gradients,
+    **dict.fromkeys(torch_private.forward_derivative_functions(), _no_gradients),
     torch.Tensor.register_hook: _no_gradients,
     torch.Tensor.register_post_accumulate_grad_hook: _no_gradients,
 }

@@ -57,6 +57,7 @@ class Recorder:
         self._lifted: dict[int, tuple[torch.Tensor, int, Tensor]] = {}
         self._last_placeholder: torch.fx.Node | None = None
         self.finished = False
+        self.newest: Callable[[], Tensor | None] = lambda: None  # a weak reference to the last result of `dispatch`
         self._where = ("", "")
 
     # --- inputs -------------------------------------------------------------------------------------------------

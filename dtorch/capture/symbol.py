@@ -15,6 +15,7 @@ import torch
 
 from dtorch import torch_private
 from dtorch.capture.methods import Placed, no_gradients
+from dtorch.capture.refuse import asked_for_derivatives, asked_whether_a_wrapper
 from dtorch.errors import CaptureError, InputError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def tensor_meta(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype,
     if found is None:
         found = TensorMeta()
         found.shape, found.stride, found.dtype, found.device = torch.Size(shape), key[1], dtype, device
-        with torch.inference_mode(False), torch_private.without_torch_function():
+        with torch.inference_mode(False), torch_private.without_function_modes():
             found.base = torch.empty_strided(key[0], key[1], dtype=dtype, device="meta")
         found.numel, found.contiguous = found.base.numel(), found.base.is_contiguous()
         _METAS[key] = found
@@ -133,7 +134,7 @@ class Tensor(Placed, torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
-        from dtorch.capture.intercept import dispatch
+        from dtorch.capture.dispatch import dispatch
 
         return dispatch(func, args, kwargs or {})
 
@@ -238,6 +239,12 @@ class Tensor(Placed, torch.Tensor):
     def __dlpack_device__(self) -> Any:
         return (self.to_torch().detach() if self.spec is not None else self.meta.base).__dlpack_device__()
 
+    @property
+    def __tensor_flatten__(self) -> Any:
+        """No wrapper of plain tensors. Tracers ask this of every value that they trace: the one place to refuse."""
+        asked_whether_a_wrapper(self)
+        raise AttributeError("__tensor_flatten__")
+
     def backward(self, *args: Any, **kwargs: Any) -> None:  # noqa: D102
         raise no_gradients(f"backward() on {self.summary}")
 
@@ -279,6 +286,7 @@ def _getters() -> dict[Any, Any]:
 
 def _marking(function: Any) -> Any:
     def set_requires_grad(symbol: Any, *args: Any, **kwargs: Any) -> Any:
+        asked_for_derivatives(symbol)
         symbol.__dict__["own"] = True  # the object is marked, so that it is not used again for another value
         with torch_private.without_torch_function():
             return function(symbol, *args, **kwargs)
