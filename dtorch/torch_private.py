@@ -627,6 +627,14 @@ def is_parameter(tensor: torch.Tensor) -> bool:
 
 function_modes_active: Callable[[], int] = torch._C._len_torch_function_stack
 """How many TorchFunctionModes are entered (a capture, a default device, a user's own): dispatch asks them first."""
+autocast_anywhere: Callable[[], bool] = torch._C._is_any_autocast_enabled
+"""Whether autocast is on for any kind of device."""
+
+
+def autocast_reaches(op: OpOverload) -> bool:
+    """Whether autocast has a rule for an operator, on any kind of device."""
+    keys = [key for key in dir(torch._C.DispatchKey) if key.startswith("Autocast")]
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key) for key in keys)
 
 
 def set_data(symbol: torch.Tensor, other: torch.Tensor) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.fx import Graph, GraphModule
 
-from dtorch.capture.expand import Expansion, fill
+from dtorch import torch_private
+from dtorch.capture.steps import Expansion, fill
 from dtorch.ir import ops
 from dtorch.ir.layout import WHOLE, Pending, Spec
 from dtorch.ir.spec import tensor_text
@@ -97,7 +97,7 @@ def place_made(expansion: Expansion, spec: Spec, mesh_shape: tuple[int, ...]) ->
         result = graph.call_function(ops.redistribute, (result, before, spec))
         result.meta.update(val=val, spec=spec)
     graph.output((result,))
-    module = GraphModule(torch.nn.Module(), graph)
+    module = torch_private.lazy_graph_module(graph)
     made = PlacedStep(str(expansion.steps[0].target), module, ((result.meta["val"], spec),), "", expansion)
     _PLACED[key] = made
     return made
@@ -120,7 +120,7 @@ def _place(
         nodes.append(node)
     results = tuple(nodes[output.index] for output in expansion.outputs)
     graph.output(results)
-    module = GraphModule(torch.nn.Module(), graph)
+    module = torch_private.lazy_graph_module(graph)
     placed = place_openly(module, names, mesh_shape)
     moves = [node for node in graph.nodes if node.target is ops.redistribute]
     shapes = [list(node.args[0].meta["val"].shape) for node in moves]

@@ -1,0 +1,167 @@
+"""Results of single operators on meta tensors, written by hand where torch's own rule takes long.
+
+In: an operator's arguments, tensors on "meta" that stand for tensors on a CPU. Out: a new meta tensor; or None for
+every form that is not plain, where torch's own rule is asked (and raises what there is to raise).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+ShapeRule = Callable[..., "torch.Tensor | None"]
+
+
+def _dense(x: torch.Tensor) -> bool:
+    """Contiguous, with the strides that a new tensor has: dims of size one may have others."""
+    size = 1
+    for length, stride in zip(reversed(x.shape), reversed(x.stride())):
+        if stride != size:
+            return False
+        size *= length
+    return True
+
+
+def _plain(x: torch.Tensor) -> bool:
+    """Floating point, dense, not empty: what the rules below are written for."""
+    return x.dtype.is_floating_point and x.numel() > 0 and _dense(x)
+
+
+def _alike(x: torch.Tensor, others: Sequence[torch.Tensor | None]) -> bool:
+    return all(other is None or other.dtype is x.dtype for other in others)
+
+
+def _new(shape: Sequence[int], x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(shape, dtype=x.dtype, device="meta")
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor | None:
+    """(..., i), (o, i), (o) → (..., o)."""
+    if not (_plain(x) and _alike(x, (weight, bias)) and weight.dim() == 2 and x.dim() > 1):
+        return None
+    if x.shape[-1] != weight.shape[1] or (bias is not None and bias.shape != weight.shape[:1]):
+        return None
+    return _new((*x.shape[:-1], weight.shape[0]), x)
+
+
+def layer_norm(
+    x: torch.Tensor,
+    shape: Sequence[int],
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    *rest: Any,
+) -> torch.Tensor | None:
+    """As the input."""
+    last = tuple(shape)
+    fits = 0 < len(last) <= x.dim() and tuple(x.shape[-len(last) :]) == last
+    if not (_plain(x) and fits and _alike(x, (weight, bias))):
+        return None
+    if any(other is not None and tuple(other.shape) != last for other in (weight, bias)):
+        return None
+    return _new(x.shape, x)
+
+
+def rms_norm(
+    x: torch.Tensor, shape: Sequence[int], weight: torch.Tensor | None = None, *rest: Any
+) -> torch.Tensor | None:
+    """As the input."""
+    return layer_norm(x, shape, weight)
+
+
+def group_norm(
+    x: torch.Tensor, groups: int, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, *rest: Any
+) -> torch.Tensor | None:
+    """(n, c, ...), as the input."""
+    if not (_plain(x) and x.dim() > 1 and groups > 0 and x.shape[1] % groups == 0 and _alike(x, (weight, bias))):
+        return None
+    if any(other is not None and tuple(other.shape) != (x.shape[1],) for other in (weight, bias)):
+        return None
+    return _new(x.shape, x)
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor | None:
+    """(b, h, l, e), (b, h, s, e), (b, h, s, e) → (b, h, l, e), in memory as the query."""
+    if query.dim() != 4 or dropout_p or enable_gqa or not query.dtype.is_floating_point or query.numel() == 0:
+        return None
+    turned = query.transpose(1, 2)
+    if not (_dense(query) or _dense(turned)) or not _alike(query, (key, value)):
+        return None
+    if key.shape != value.shape or key.dim() != 4 or 0 in key.shape or min(query.shape) < 2:
+        return None
+    if (*query.shape[:2], query.shape[3]) != (*key.shape[:2], key.shape[3]):
+        return None
+    if attn_mask is not None and not _covers(attn_mask, query, key, is_causal):
+        return None
+    return _new(query.shape, query) if _dense(query) else _new(turned.shape, query).transpose(1, 2)
+
+
+def _covers(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor, is_causal: bool) -> bool:
+    whole = (*query.shape[:3], key.shape[2])
+    if is_causal or mask.dtype not in (torch.bool, query.dtype) or not 2 <= mask.dim() <= 4:
+        return False
+    return all(have in (1, want) for have, want in zip(reversed(mask.shape), reversed(whole)))
+
+
+def _is_number(item: Any) -> bool:
+    return item is None or type(item) in (int, float) or type(item) is str and item in ("none", "tanh")  # gelu's kinds
+
+
+def pointwise(x: Any, other: Any = None, *rest: Any, **options: Any) -> torch.Tensor | None:
+    """As the first input, where nothing is broadcast or promoted: the other is a number, or alike."""
+    if not isinstance(x, torch.Tensor) or not _plain(x) or x.dim() == 0:
+        return None
+    if isinstance(other, torch.Tensor):
+        if other.dtype is not x.dtype or other.shape != x.shape or not _dense(other):
+            return None
+        other = None
+    if not all(map(_is_number, (other, *rest, *options.values()))):
+        return None
+    return _new(x.shape, x)
+
+
+def clamp(x: torch.Tensor, low: Any = None, high: Any = None, **options: Any) -> torch.Tensor | None:
+    """As the input; one bound at least is needed."""
+    return None if low is None and high is None or options else pointwise(x, low, high)
+
+
+_POINTWISE = """
+add.Tensor sub.Tensor mul.Tensor div.Tensor maximum.default minimum.default pow.Tensor_Scalar rsub.Scalar
+abs.default neg.default exp.default log.default sin.default cos.default tanh.default sigmoid.default
+sqrt.default rsqrt.default reciprocal.default erf.default relu.default gelu.default silu.default mish.default
+elu.default leaky_relu.default hardsigmoid.default softplus.default relu6.default selu.default
+clamp_min.default clamp_max.default square.default
+"""
+
+
+def _rules() -> dict[Any, ShapeRule]:
+    found: dict[Any, ShapeRule] = {}
+    for name in _POINTWISE.split():
+        packet, _, overload = name.partition(".")
+        found[getattr(getattr(aten, packet), overload)] = pointwise
+    return found | {
+        aten.clamp.default: clamp,
+        aten.linear.default: linear,
+        aten.layer_norm.default: layer_norm,
+        aten.rms_norm.default: rms_norm,
+        aten.group_norm.default: group_norm,
+    }
+
+
+SHAPE_RULES: Mapping[Any, ShapeRule] = _rules()
+"""On every device."""
+
+CPU_SHAPE_RULES: Mapping[Any, ShapeRule] = {**SHAPE_RULES, aten.scaled_dot_product_attention.default: attention}
+"""Besides, what another device's kernels may lay out otherwise in memory."""
