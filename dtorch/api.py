@@ -24,7 +24,7 @@ from dtorch.models.adapters import adapter_for
 from dtorch.options import current
 from dtorch.passes.base import NUMERICS, Numerics
 from dtorch.passes.pipeline import PassPipeline
-from dtorch.runtime.simulate import SimulatedRuntime
+from dtorch.runtime.session import SESSION
 from dtorch.sharding.presets import style_asks, user_asks
 
 _FOREIGN = {
@@ -76,7 +76,8 @@ def compile(  # noqa: A001  (the name users know from torch)
             They come before what the model says of itself (`config.base_model_tp_plan`).
         inputs: the same for the arguments of forward, by name: `{"input_ids": {"dp": Shard(0)}}`.
         weights: a state dict, or paths of safetensors files or a folder of them; for models built on "meta".
-        dynamic: True captures once with `torch.export` for all batch sizes and lengths; False or None capture each.
+        dynamic: None captures the first call with its sizes, and once more with `torch.export` when a later call
+            differs in sizes alone, for all further ones; True does so at the first call; False captures each size.
         numerics: what passes may do: "bitwise", "reassociates" (default) or "approximate".
         release: free the model's own memory.
         passes: a pipeline, or callables on a GraphModule that run at the end of the global level.
@@ -97,8 +98,7 @@ def compile(  # noqa: A001  (the name users know from torch)
         raise MeshError(f"compile runs on cpu and cuda meshes, not on {mesh.device_type}.")
     adapter = adapter_for(model)
     host = make_host(model, mesh.device_type)
-    device = torch.device(mesh.device_type)
-    runtime = SimulatedRuntime(mesh.shape, device)
+    runtime = SESSION.runtime(mesh.device_type, mesh.device_ids, mesh.shape)
     entries, order = snapshot(model, release)
     if weights is not None:
         adapter.fill_buffers(model, entries)
@@ -131,7 +131,7 @@ def compile(  # noqa: A001  (the name users know from torch)
         strict=strict,
         dump=Path(folder) if folder is not None else None,
         title=type(model).__name__,
-        capture=export_captures() if dynamic else None,
+        dynamic=dynamic,
     )
     compiled = CompiledModule(build)
     adapter.attach(compiled)
@@ -193,26 +193,3 @@ def _input_asks(module: torch.nn.Module, inputs: Mapping[str, Any] | None, mesh:
         # **kwargs takes any name; one that is nearly an argument's is a slip.
         names.update({name: None for name in inputs if name.isidentifier() and not nearest(name, names)})
     return user_asks(inputs, names, mesh, "inputs")
-
-
-def export_captures() -> Any:
-    """A capture function that exports once for each kind of call and makes every size's program from that."""
-    exported: dict[Any, list[Any]] = {}
-
-    def capture(host: Any, args: tuple, kwargs: dict[str, Any], read: Any) -> Any:
-        from dtorch.capture.blank import blank_module
-        from dtorch.capture.export import export_module
-        from dtorch.capture.module import flatten_arguments
-        from dtorch.capture.specialize import concretize
-
-        given = flatten_arguments(host.module, args, kwargs)
-        key = (given.tree, tuple((leaf.dtype, leaf.dim()) for leaf in given.leaves))
-        for traced in exported.setdefault(key, []):
-            try:
-                return concretize(traced, given)
-            except InputError:  # sizes of 0 and 1 stay fixed in an export, and some models tie sizes to each other
-                continue
-        exported[key].append(export_module(blank_module(host), args, kwargs, dynamic_shapes=True))
-        return concretize(exported[key][-1], given)
-
-    return capture

@@ -22,12 +22,12 @@ from dtorch.compiler import Settings
 from dtorch.controller import Controller
 from dtorch.future import READY, TensorFuture
 from dtorch.ir.layout import Pending, Spec, Split, Whole
-from dtorch.jobs import PendingValue, data_of
+from dtorch.jobs import Arrival, PendingValue, data_of
 from dtorch.mesh import DeviceMesh
 from dtorch.passes.pipeline import default_passes
 from dtorch.report.segments import CompiledSegment, SegmentJournal
 from dtorch.runtime.base import RemoteValue, Runtime
-from dtorch.runtime.simulate import SimulatedRuntime
+from dtorch.runtime.session import SESSION
 
 SEGMENTS_KEPT = 64
 
@@ -49,7 +49,7 @@ class _Home:
         self.graph, self.mesh = graph, mesh
         self.mesh_shape = mesh.shape
         self.mesh_text = mesh.summary
-        self.runtime: Runtime = SimulatedRuntime(mesh.shape, torch.device(mesh.device_type))
+        self.runtime: Runtime = SESSION.runtime(mesh.device_type, mesh.device_ids, mesh.shape)
         self._names = mesh.axis_names
 
     def put(self, tensor: torch.Tensor, spec: Spec) -> RemoteValue:
@@ -72,8 +72,8 @@ class _Home:
 
     def future(self, remote: RemoteValue) -> TensorFuture:
         """A future of a value."""
-        pending = remote.job if isinstance(remote, PendingValue) else None
-        return TensorFuture(READY if pending is None else pending, lambda: self.fetch(remote))
+        job = remote.job if isinstance(remote, PendingValue) else None
+        return TensorFuture(Arrival(job, self.runtime, lambda: remote.data), lambda: self.fetch(remote))
 
     def part(self, remote: RemoteValue, coordinate: tuple[int, ...]) -> torch.Tensor:
         """What one device holds of a value, copied to the host."""
@@ -136,12 +136,16 @@ class Graph:
         """Wait until everything recorded so far has run."""
         self.flush()
         self.controller.drain()
+        for recorder in list(self._recorders.values()):
+            recorder.home.runtime.drain()
 
     def sync_future(self) -> TensorFuture:
         """A future that is ready (its value is None) once everything recorded so far has run."""
         self.flush()
-        pending = self.controller.newest()
-        return TensorFuture(READY if pending is None else pending, lambda: None)
+        job = self.controller.newest()
+        if job is None:
+            return TensorFuture(READY, lambda: None)
+        return TensorFuture(Arrival(job, job.runtime, job.runtime.mark), lambda: None)
 
     def segments(self) -> list[CompiledSegment]:
         """The segments compiled last, oldest first; look at each as at a compiled module."""

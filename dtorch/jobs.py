@@ -7,6 +7,7 @@ say why they never will. Who runs the jobs, and when, is the controller's affair
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextvars import Context, copy_context
@@ -154,3 +155,43 @@ class PendingValue(RemoteValue):
 def data_of(value: RemoteValue) -> Any:
     """The data of a remote value, waited for if it is pending."""
     return value.ready() if isinstance(value, PendingValue) else value.data
+
+
+class Arrival:
+    """What a future waits for: the job that makes the values, then the devices on which they are made."""
+
+    def __init__(self, job: Job | None, runtime: Runtime, data: Callable[[], Any]) -> None:
+        """`data` gives what the devices are waited for by; it is asked once the job has run."""
+        self._job, self._runtime, self._data = job, runtime, data
+
+    @property
+    def done(self) -> bool:
+        """Whether the values are there, or never will be."""
+        if self._job is not None and not self._job.done:
+            return False
+        data = self._data()
+        return data is None or self._runtime.is_done(data)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for them."""
+        began = time.monotonic()
+        if self._job is not None and not self._job.wait(timeout_s):
+            return False
+        data = self._data()
+        left = None if timeout_s is None else max(0.0, timeout_s - (time.monotonic() - began))
+        return data is None or self._runtime.wait(data, left)
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Call back once they are there."""
+
+        def on_devices() -> None:
+            data = self._data()
+            if data is None:
+                callback()
+            else:
+                self._runtime.when_done(data, callback)
+
+        if self._job is None:
+            on_devices()
+        else:
+            self._job.when_done(on_devices)

@@ -21,7 +21,8 @@ from dtorch.errors import OptionError, nearest
 
 T = TypeVar("T")
 
-LOG_NAMES = ("graph", "passes", "placements", "comm", "recompiles")
+LOG_NAMES = ("graph", "passes", "placements", "comm", "recompiles", "workers")
+WORKERS = ("auto", "simulated", "process")
 _LOG_LEVELS = {"+": logging.DEBUG, "-": logging.ERROR}
 
 
@@ -32,6 +33,12 @@ def _flag(text: str) -> bool:
     if folded in ("", "0", "false", "off", "no"):
         return False
     raise ValueError("use 1 or 0")
+
+
+def _workers(text: str) -> str:
+    """The reference's 1 and 0, or a word."""
+    folded = text.strip().casefold()
+    return folded if folded in WORKERS else "process" if _flag(text) else "auto"
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -75,12 +82,39 @@ class Options:
         int,
         "How many virtual devices there are when same_device is on.",
     )
+    workers: str = _option(
+        "auto",
+        "DTORCH_PER_DEVICE_PER_PROCESS",
+        _workers,
+        "1: a process for each device; simulated: none; auto: processes for meshes of several GPUs.",
+    )
+    worker_threads: int = _option(1, "DTORCH_WORKER_THREADS", int, "torch's threads in a CPU worker; 0: its default.")
+    heartbeat_s: float = _option(0.2, "DTORCH_HEARTBEAT_S", float, "Seconds between signs of life of workers.")
+    silence_s: float = _option(
+        10.0, "DTORCH_SILENCE_S", float, "Seconds without a sign of life after which a worker or controller is lost."
+    )
+    step_limit_s: float = _option(
+        600.0, "DTORCH_STEP_LIMIT_S", float, "Seconds that one step may take before its worker counts as stuck."
+    )
+    arena_bytes: int = _option(
+        1 << 28, "DTORCH_ARENA_BYTES", int, "Shared memory for large host tensors on their way to workers and back."
+    )
 
     def __post_init__(self) -> None:
         """Reject values that do not fit, naming the option and its variable."""
+        if self.workers not in WORKERS:
+            raise _misfit("workers", self.workers, f"use one of {', '.join(WORKERS)}")
+        for name in ("heartbeat_s", "silence_s", "step_limit_s"):
+            if not getattr(self, name) > 0:
+                raise _misfit(name, getattr(self, name), "use a number of seconds above 0")
         if self.progress not in ("auto", "on", "off"):
             raise _misfit("progress", self.progress, 'use "auto", "on" or "off"')
-        for name, least in (("plan_cache_entries", 1), ("virtual_devices", 1)):
+        for name, least in (
+            ("plan_cache_entries", 1),
+            ("virtual_devices", 1),
+            ("worker_threads", 0),
+            ("arena_bytes", 1 << 26),
+        ):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise _misfit(name, value, f"use an integer of at least {least}")

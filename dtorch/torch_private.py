@@ -10,7 +10,7 @@ import inspect
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import timedelta
@@ -790,10 +790,15 @@ def _listener() -> type[Any]:
     class Listener(SchemaCheckMode):
         """Notes every operator above autograd and autocast. (Torch lets three classes stand there; this is one.)"""
 
-        def __init__(self, accepts: Callable[[OpOverload], bool], shape_rules: Mapping[OpOverload, Any]) -> None:
+        def __init__(
+            self,
+            writable: Sequence[torch.Tensor],
+            accepts: Callable[[OpOverload], bool],
+            shape_rules: Mapping[OpOverload, Any],
+        ) -> None:
             super().__init__()
             self._dispatch_key = torch._C.DispatchKey.PreDispatch
-            self.accepts, self.shape_rules = accepts, shape_rules
+            self.writable, self.accepts, self.shape_rules = writable, accepts, shape_rules
             self.calls: list[tuple[OpOverload, tuple, dict[str, Any], Any]] = []
 
         def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
@@ -803,6 +808,17 @@ def _listener() -> type[Any]:
                     result = func.decompose(*args, **kwargs)
                 if result is not NotImplemented:
                     return result
+            written = functional_twin(func)
+            if written is not None:
+                if any(args[0] is each for each in self.writable):
+                    self.calls.append((func, args, kwargs, self.run(written, args, kwargs)))
+                    return args[0]
+                raise _Unlisted
+            result = self.run(func, args, kwargs)
+            self.calls.append((func, args, kwargs, result))
+            return result
+
+        def run(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
             if not self.accepts(func):
                 raise _Unlisted
             rule = self.shape_rules.get(func)
@@ -810,17 +826,30 @@ def _listener() -> type[Any]:
             if result is None:
                 with torch._C._DisablePythonDispatcher():
                     result = func(*args, **kwargs)
-            self.calls.append((func, args, kwargs, result))
             return result
 
     return Listener
 
 
+@cache
+def functional_twin(op: OpOverload) -> OpOverload | None:
+    """`aten.add.Tensor` for `aten.add_.Tensor`: the operator that returns what this one writes into its argument."""
+    name = op.overloadpacket.__name__
+    if schema_facts(op).mutates != (0,) or not name.endswith("_") or name.endswith("__"):
+        return None
+    packet = getattr(torch.ops.aten, name[:-1], None) if op.namespace == "aten" else None
+    return getattr(packet, op._overloadname, None)
+
+
 def composite_calls(
-    function: Callable[[], Any], accepts: Callable[[OpOverload], bool], shape_rules: Mapping[OpOverload, Any]
+    function: Callable[[], Any],
+    writable: Sequence[torch.Tensor],
+    accepts: Callable[[OpOverload], bool],
+    shape_rules: Mapping[OpOverload, Any],
 ) -> tuple[Any, list[tuple[OpOverload, tuple, dict[str, Any], Any]]] | None:
     """Run a function of meta tensors: its result, and the ATen calls that a functional trace of it would hold.
 
+    writable: tensors that may be written in place, and are not: of such a call the functional twin's result is noted.
     shape_rules: results of single operators, found without running them (None: run it). None where the function calls
     an operator that is not accepted, or fails, or where torch's state asks for a real trace.
     """
@@ -828,7 +857,7 @@ def composite_calls(
 
     if dispatch_is_changed() or dispatcher_is_bypassed() or function_modes_active() or autocast_is_on():
         return None
-    listener = _listener()(accepts, shape_rules)
+    listener = _listener()(writable, accepts, shape_rules)
     try:
         with (
             _FAKES,  # what stands above autograd is one for all threads

@@ -73,6 +73,29 @@ class Runtime(ABC):
     def gather(self, data: Any, shape: tuple[int, ...], dtype: torch.dtype, spec: Spec) -> torch.Tensor:
         """One host tensor from data placed as `spec`; shares bytes only where the data is one whole tensor."""
 
+    def lend(self, tensor: torch.Tensor, spec: Spec) -> Any:
+        """Data for one run alone: what may travel with it, or share the tensor's bytes."""
+        return self.place(tensor, spec, False)
+
+    def is_done(self, data: Any) -> bool:
+        """Whether data that `run` gave is there (or never will be); where runs are waited for, always."""
+        return True
+
+    def wait(self, data: Any, timeout_s: float | None = None) -> bool:
+        """Wait until data is there or never will be; False if that takes longer than `timeout_s`."""
+        return True
+
+    def when_done(self, data: Any, callback: Callable[[], None]) -> None:
+        """Call back when data is there or never will be."""
+        callback()
+
+    def mark(self) -> Any:
+        """Data to wait for that is there once everything sent so far has run; None where nothing is to wait for."""
+        return None
+
+    def drain(self) -> None:  # noqa: B027  (where runs are waited for, there is nothing to do)
+        """Wait until everything sent so far has run; raises what made the devices fail."""
+
     def part(self, data: Any, spec: Spec, coordinate: tuple[int, ...]) -> torch.Tensor:
         """What the device at a mesh coordinate holds, copied to the host; for debugging."""
         raise UnsupportedError(f"{type(self).__name__} cannot show the parts of single devices yet.")

@@ -135,10 +135,10 @@ class Program:
                 self._fixed[position] = self.weights.data(target, spec)
             self._weights_version = self.weights.version
         inputs = list(self._fixed)
-        leaves, place = flat.leaves, self.runtime.place
+        leaves, lend = flat.leaves, self.runtime.lend
         for position, index, spec in self._given:
             leaf = leaves[index]
-            inputs[position] = leaf.detach() if spec is None else place(leaf.detach(), spec, False)
+            inputs[position] = leaf.detach() if spec is None else lend(leaf.detach(), spec)
         for position, index in self._states:
             inputs[position] = leaves[index].remote.data
         return inputs

@@ -1,0 +1,426 @@
+"""The controller's side of real workers: starts them, sends commands in one order, hears answers, notices failures.
+
+In: devices and a launcher. Out: `Cluster`, on which `remote.ClusterRuntime` puts values and runs plans. One thread
+receives; any thread sends. A failure of a worker ends every wait with the same DeviceError; the cluster can then be
+closed, or mended (`recovery`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dtorch.errors import DeviceError
+from dtorch.options import Options, current, logger
+from dtorch.runtime.health import diagnose
+from dtorch.runtime.launch import Launcher, LocalLauncher, Process
+from dtorch.runtime.memory import Arena, Slots
+from dtorch.runtime.protocol import Kind, Message, as_buffer, as_bytes, blank, describe, shaped
+from dtorch.runtime.remote_errors import rebuilt
+from dtorch.runtime.transport import Switchboard, local_endpoints
+from dtorch.runtime.worker_settings import WorkerSettings
+
+INLINE_BYTES = 1 << 16  # tensors up to here travel within messages
+PIECE_BYTES = 16 << 20  # larger ones in pieces of this size
+START_S = 120.0  # how long workers may take to come up
+AHEAD = 256  # how many commands a worker may be behind before clients wait
+TICK_MS = 20.0
+
+
+Piece = tuple[int, int, int, int]  # of a value that is fetched: request, offset in it, length, arena offset or -1
+
+
+@dataclass
+class WorkerRecord:
+    """What the controller knows of one worker. `state`: "starting", "up" or "dead"."""
+
+    device: int
+    process: Process
+    state: str = "starting"
+    facts: dict[str, Any] = field(default_factory=dict)
+    acked: int = 0
+    pulse: dict[str, Any] = field(default_factory=dict)
+    heard: float = field(default_factory=time.monotonic)
+    stopped_since: float | None = None
+
+
+class Cluster:
+    """The workers of this process, and the one order of everything they are told."""
+
+    def __init__(self, device_type: str, launcher: Launcher | None = None, options: Options | None = None) -> None:
+        self.device_type = device_type
+        self.options = options or current()
+        self.launcher = launcher or LocalLauncher()
+        self.folder = tempfile.mkdtemp(prefix="dtorch-")  # only this user may open it
+        self.token = bytes(torch.randint(0, 256, (16,), generator=_fresh_generator(), dtype=torch.uint8).tolist())
+        self.board = Switchboard(*local_endpoints(self.folder), self.token)
+        self.arena = Arena(self.options.arena_bytes)
+        self.slots = Slots(self.options.arena_bytes)
+        self.workers: dict[int, WorkerRecord] = {}
+        self.failure: BaseException | None = None
+        self.failed: dict[int, BaseException] = {}  # by value id
+        self.generation = 0
+        self.changed = threading.Condition()
+        self.closed = False
+        self.ids = itertools.count(1)
+        self.steps: deque[Any] = deque()  # runs that not all workers are known to have done, oldest first
+        self.lines: weakref.WeakSet[Any] = weakref.WeakSet()  # runtimes, whose dead values are freed when idle
+        self._requests = itertools.count(1)
+        self._replies: dict[int, Message | None] = {}
+        self._lent: deque[tuple[int, tuple[int, ...], int, int]] = deque()  # (message, devices, offset, length)
+        self._waiting: list[tuple[tuple[int, ...], int, Callable[[], None]]] = []
+        self._starting = threading.Lock()
+        self._switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(1e-4)  # a thread that waits for the interpreter would start milliseconds late
+        self._thread = threading.Thread(target=_serve, args=(weakref.ref(self),), name="dtorch-cluster", daemon=True)
+        self._thread.start()
+
+    # --- workers --------------------------------------------------------------------------------------------------
+
+    def start(self, devices: Sequence[int]) -> None:
+        """Bring up workers for devices that have none. Raises DeviceError if one does not come up."""
+        with self._starting:
+            new = [device for device in devices if device not in self.workers]
+            for device in new:
+                self.workers[device] = WorkerRecord(device, self.launcher.start(self._settings(device)))
+            if new:
+                self._await_start(new)
+
+    def restart(self, device: int) -> None:
+        """A new worker in the place of a dead one; it has no values."""
+        self.board.forget(device)
+        self.workers[device] = WorkerRecord(device, self.launcher.start(self._settings(device)))
+
+    def _settings(self, device: int) -> WorkerSettings:
+        commands, answers = self.board.endpoints
+        options = self.options
+        return WorkerSettings(
+            device=device, type=self.device_type, index=device, threads=options.worker_threads,
+            token=self.token.hex(), commands=commands, answers=answers, store=f"file:{self.folder}/store",
+            arena_fd=self.arena.fd, interval_s=options.heartbeat_s, silence_s=options.silence_s,
+            collective_limit_s=options.step_limit_s,
+        )  # fmt: skip
+
+    def _await_start(self, devices: Sequence[int]) -> None:
+        deadline = time.monotonic() + START_S
+        with self.changed:
+            while any(self.workers[device].state == "starting" for device in devices):
+                if self.failure is not None:
+                    raise self.failure
+                if time.monotonic() > deadline:
+                    late = [device for device in devices if self.workers[device].state == "starting"]
+                    raise DeviceError(f"the workers of devices {late} did not come up within {START_S:.0f} s")
+                self.changed.wait(0.1)
+        for device in devices:
+            while True:
+                try:
+                    with self.board.sending:
+                        self.board.send(device, self.board.reserve(), Kind.FREE)
+                    break
+                except ConnectionError:  # its answers are connected, its commands are not yet
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.002)
+
+    # --- sending --------------------------------------------------------------------------------------------------
+
+    def send(
+        self, devices: Sequence[int], kind: Kind, ints: Sequence[int] = (), data: Any = None, blobs: Any = ()
+    ) -> int:
+        """One command to several devices; its number."""
+        with self.board.sending:
+            number = self.board.reserve()
+            for device in devices:
+                self._send_one(device, number, kind, ints, data, blobs)
+        return number
+
+    def _send_one(self, device: int, number: int, kind: Kind, ints: Any, data: Any, blobs: Any) -> None:
+        try:
+            self.board.send(device, number, kind, ints, data, blobs)
+        except ConnectionError as error:
+            self.fail(DeviceError(str(error)), device)
+            raise self.failure from error  # type: ignore[misc]
+
+    def check(self) -> None:
+        """Raises the failure of the cluster, if there is one, or says that it is closed."""
+        if self.failure is not None:
+            raise self.failure
+        if self.closed:
+            raise DeviceError("the workers were shut down; dtorch.init() starts new ones, and old values are gone")
+
+    def hold_back(self, devices: Sequence[int], number: int) -> None:
+        """Wait while workers are too far behind: memory stays bounded."""
+        if number - min(self.workers[device].acked for device in devices) > AHEAD * 4:
+            self.wait(devices, number - AHEAD)
+
+    def put(self, value: int, parts: dict[tuple[int, ...], torch.Tensor]) -> int:
+        """Send tensors by the devices that get them, under one id; the number of the last command."""
+        number = 0
+        for devices, tensor in parts.items():
+            meta, dense = describe(tensor)
+            data = as_bytes(dense.cpu())
+            size = data.numel()
+            if size <= INLINE_BYTES:
+                number = self.send(devices, Kind.PUT, (value,), meta, (as_buffer(data),))
+                continue
+            for at in range(0, size, PIECE_BYTES):
+                length = min(PIECE_BYTES, size - at)
+                offset = self.slots.take(length, self._await_slots)
+                self.arena.view(offset, length).copy_(data[at : at + length])
+                number = self.send(devices, Kind.PUT_PIECE, (value, at, offset, length), meta if at == 0 else None)
+                self._lent.append((number, devices, offset, length))
+        return number
+
+    def get(self, wanted: Sequence[tuple[int, int, torch.dtype, tuple[int, ...]]]) -> list[torch.Tensor]:
+        """Values from devices: (device, value id, dtype, local shape) each. Raises what computing one raised."""
+        asked = [self._ask(*each) for each in wanted]
+        return [self._receive(pieces) for pieces in asked]
+
+    def _ask(self, device: int, value: int, dtype: torch.dtype, shape: tuple[int, ...]) -> list[Piece]:
+        size = dtype.itemsize
+        for each in shape:
+            size *= each
+        pieces = []
+        for at in range(0, max(size, 1), PIECE_BYTES):
+            length = min(PIECE_BYTES, size - at)
+            offset = self.slots.take(length, self._await_slots) if size > INLINE_BYTES else -1
+            request = next(self._requests)
+            self._replies[request] = None
+            self.send((device,), Kind.GET, (value, request, at, length, offset))
+            pieces.append((request, at, length, offset))
+        return pieces
+
+    def _receive(self, pieces: list[Piece]) -> torch.Tensor:
+        dense: torch.Tensor | None = None
+        meta: Any = None
+        error: BaseException | None = None
+        for request, at, length, offset in pieces:
+            message = self._await_reply(request)
+            if "meta" not in message.data:
+                error = rebuilt(message.data, message.sender, "")
+            else:
+                if dense is None:
+                    meta = message.data["meta"]
+                    dense = blank(meta)
+                target = as_bytes(dense)[at : at + length]
+                source = self.arena.view(offset, length) if not message.blobs else None
+                if source is None and length:
+                    source = torch.frombuffer(bytearray(message.blobs[0]), dtype=torch.uint8)
+                if source is not None:
+                    target.copy_(source)
+            if offset >= 0:
+                self.slots.give(offset, length)
+        if error is not None:
+            raise error
+        assert dense is not None
+        return shaped(dense, [*meta[:3], False])
+
+    def _await_reply(self, request: int) -> Message:
+        with self.changed:
+            while self._replies.get(request) is None:
+                if self.failure is not None or self.closed:
+                    self._replies.pop(request, None)
+                    self.check()
+                self.changed.wait(1.0)
+            message = self._replies.pop(request)
+        assert message is not None
+        return message
+
+    def _await_slots(self) -> None:
+        self.check()
+        self._reclaim()
+        with self.changed:
+            self.changed.wait(0.005)
+
+    # --- waiting --------------------------------------------------------------------------------------------------
+
+    def is_done(self, devices: Sequence[int], number: int) -> bool:
+        """Whether all these devices have done a command."""
+        return all(self.workers[device].acked >= number for device in devices)
+
+    def wait(self, devices: Sequence[int], number: int, timeout_s: float | None = None) -> bool:
+        """Wait until it is done; raises the cluster's failure. False if it took longer than `timeout_s`."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self.changed:
+            while not self.is_done(devices, number):
+                self.check()
+                left = 1.0 if deadline is None else deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self.changed.wait(min(left, 1.0))
+        return True
+
+    def when_done(self, devices: tuple[int, ...], number: int, callback: Callable[[], None]) -> None:
+        """Call back once it is done or never will be; at once if so."""
+        with self.changed:
+            if not (self.is_done(devices, number) or self.failure is not None or self.closed):
+                self._waiting.append((devices, number, callback))
+                return
+        callback()
+
+    # --- the receiving thread --------------------------------------------------------------------------------------
+
+    def turn(self) -> bool:
+        """One round: hear what workers say, look after them. Whether to go on."""
+        if self.closed:
+            return False
+        message = self.board.receive(TICK_MS)
+        while message is not None:
+            self._hear(message)
+            message = self.board.receive(0)
+        now = time.monotonic()
+        if now - self._looked > self.options.heartbeat_s:
+            self._looked = now
+            self._look_after(now)
+        return not self.closed
+
+    _looked = 0.0
+
+    def _hear(self, message: Message) -> None:
+        record = self.workers.get(message.sender)
+        if record is None:
+            return
+        record.heard = time.monotonic()
+        with self.changed:
+            if message.kind == Kind.DONE and message.ints:
+                record.acked = max(record.acked, message.ints[0])
+            elif message.kind == Kind.DATA and message.ints:
+                if message.ints[0] in self._replies:
+                    self._replies[message.ints[0]] = message
+            elif message.kind == Kind.FAILED and message.ints:
+                error = rebuilt(message.data, message.sender, self.device_type)
+                for value in message.ints[1:]:
+                    if any(value in line.handles for line in self.lines):
+                        self.failed.setdefault(value, error)
+            elif message.kind == Kind.HELLO:
+                record.facts, record.state = message.data, "up"
+            elif message.kind == Kind.PULSE:
+                record.pulse = message.data
+                return
+            self.changed.notify_all()
+        if message.kind == Kind.DONE:
+            self._after_progress()
+
+    def _after_progress(self) -> None:
+        self._reclaim()
+        while self.steps and self.is_done(self.steps[0].devices, self.steps[0].number):
+            self.steps.popleft()
+        if self._waiting:
+            with self.changed:
+                ready = [each for each in self._waiting if self.failure is not None or self.is_done(*each[:2])]
+                self._waiting = [each for each in self._waiting if each not in ready]
+            for _, _, callback in ready:
+                callback()
+
+    def _reclaim(self) -> None:
+        """Give back slots whose readers are done, oldest first."""
+        with self.changed:
+            done = []
+            while self._lent and self.is_done(self._lent[0][1], self._lent[0][0]):
+                done.append(self._lent.popleft())
+        for _, _, offset, length in done:
+            self.slots.give(offset, length)
+
+    def _look_after(self, now: float) -> None:
+        for record in list(self.workers.values()):
+            if record.state == "dead":
+                continue
+            trouble = diagnose(record, now, self.options)
+            if trouble is not None:
+                self.fail(DeviceError(trouble), record.device)
+            elif record.state == "up":
+                with self.board.sending:
+                    try:
+                        self.board.send(record.device, self.board.reserve(), Kind.BEAT, health=True)
+                    except ConnectionError:
+                        pass
+        if self.failure is None:
+            for line in list(self.lines):
+                line.free_dead()
+
+    # --- failing and closing ---------------------------------------------------------------------------------------
+
+    def fail(self, error: BaseException, device: int) -> None:
+        """A worker is lost: it is ended, and every wait ends with the error."""
+        record = self.workers[device]
+        record.process.kill()
+        record.state = "dead"
+        logger("workers").error("%s", error)
+        with self.changed:
+            if self.failure is None:
+                self.failure = error
+            waiting, self._waiting = self._waiting, []
+            self.changed.notify_all()
+        for other in self.workers.values():  # who waits for the dead one in a collective gives it up
+            if other.state == "up":
+                try:
+                    if self.board.sending.acquire(timeout=1.0):
+                        try:
+                            self.board.send(other.device, self.board.reserve(), Kind.ABORT, health=True)
+                        finally:
+                            self.board.sending.release()
+                except ConnectionError:
+                    pass
+        for _, _, callback in waiting:
+            callback()
+
+    def close(self, grace_s: float = 2.0) -> None:
+        """End all workers and free everything; values on them are gone."""
+        with self.changed:
+            if self.closed:
+                return
+            self.closed = True
+            waiting, self._waiting = self._waiting, []
+            self.changed.notify_all()
+        for _, _, callback in waiting:
+            callback()
+        if self._thread is not threading.current_thread():
+            self._thread.join(5.0)
+        for record in self.workers.values():
+            if record.state == "up":
+                try:
+                    with self.board.sending:
+                        self.board.send(record.device, self.board.reserve(), Kind.STOP)
+                except ConnectionError:
+                    pass
+        deadline = time.monotonic() + (grace_s if self.failure is None else 0.1)
+        for record in self.workers.values():
+            if not record.process.wait(max(0.0, deadline - time.monotonic())):
+                record.process.kill()
+                record.process.wait(2.0)
+        self.board.close()
+        self.arena.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        sys.setswitchinterval(self._switch_s)
+
+
+def _serve(reference: weakref.ref[Cluster]) -> None:
+    while True:
+        cluster = reference()
+        if cluster is None:
+            return
+        try:
+            if not cluster.turn():
+                return
+        except Exception:
+            if cluster.closed:
+                return
+            logger("workers").exception("the thread that listens to workers goes on after an error")
+        del cluster
+
+
+def _fresh_generator() -> torch.Generator:
+    generator = torch.Generator()
+    generator.seed()
+    return generator

@@ -1,0 +1,320 @@
+"""A mesh of real workers as a `Runtime`: values are ids, a step is one message to each worker, nothing waits.
+
+In: host tensors and plans. Out: handles of values on the workers. A handle that nobody holds is freed on the workers
+with the next message, or when the mesh is idle.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dtorch.errors import DeviceError
+from dtorch.ir.layout import Spec, Whole, local_shape
+from dtorch.ir.plan import Plan
+from dtorch.runtime.base import LoadedPlan, Runtime
+from dtorch.runtime.cluster import INLINE_BYTES, Cluster
+from dtorch.runtime.parts import Coordinate, coordinates, cut, join, varying_axes
+from dtorch.runtime.protocol import Kind, as_buffer, as_bytes, describe, encode, pack_run
+
+STEP_INLINE_BYTES = 1 << 14  # host inputs of a step up to here travel within its message
+
+
+class Handle:
+    """A value on the workers of one mesh, made by command `number`."""
+
+    __slots__ = ("id", "number", "runtime", "shape", "dtype", "spec", "rebuild", "__weakref__")
+
+    def __init__(self, runtime: ClusterRuntime, number: int, shape: tuple[int, ...], dtype: Any, spec: Spec) -> None:
+        self.id = next(runtime.cluster.ids)
+        self.runtime, self.number = runtime, number
+        self.shape, self.dtype, self.spec = shape, dtype, spec
+        self.rebuild: Callable[[Coordinate], torch.Tensor] | None = None  # reads a part again after a loss
+        runtime.handles[self.id] = self
+
+    def __del__(self) -> None:
+        self.runtime.dead.append(self.id)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on all devices together."""
+        runtime = self.runtime
+        count = 0
+        for coordinate in coordinates(range(len(runtime.mesh_shape)), runtime.mesh_shape):
+            part = 1
+            for size in local_shape(self.shape, self.spec, runtime.mesh_shape, coordinate):
+                part *= size
+            count += part
+        return count * self.dtype.itemsize
+
+    def __repr__(self) -> str:
+        return f"Handle({self.id}, {self.shape}, {self.dtype})"
+
+
+class Lent:
+    """Host parts that travel within the message of the one step they are for."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: dict[int, torch.Tensor]) -> None:
+        self.parts = parts  # by device
+
+
+class Mark:
+    """A point in the order of commands, to wait for."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class ClusterRuntime(Runtime):
+    """The mesh of `mesh_shape` over the workers of some devices, row-major."""
+
+    def __init__(self, cluster: Cluster, mesh_shape: tuple[int, ...], device_ids: tuple[int, ...]) -> None:
+        self.cluster, self.mesh_shape, self.device_ids = cluster, tuple(mesh_shape), tuple(device_ids)
+        self.device = torch.device("cpu")  # of what is placed and gathered
+        self.dead: deque[int] = deque()
+        self.last = 0  # number of the newest step
+        self.handles: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
+        self._plans: weakref.WeakValueDictionary[str, ClusterPlan] = weakref.WeakValueDictionary()
+        self._unloaded: deque[int] = deque()
+        cluster.lines.add(self)
+        cluster.start(self.device_ids)
+
+    # --- Runtime --------------------------------------------------------------------------------------------------
+
+    def load(self, plan: Plan) -> ClusterPlan:
+        """Send a plan to the workers, unless they have it."""
+        digest = plan.digest
+        found = self._plans.get(digest)
+        if found is None:
+            found = self._plans[digest] = ClusterPlan(self, plan)
+        return found
+
+    def place(self, tensor: torch.Tensor, spec: Spec, copy: bool = True) -> Handle:
+        """Send each device its part; `copy` is without meaning, the bytes are the workers' own."""
+        self.cluster.check()
+        handle = Handle(self, 0, tuple(tensor.shape), tensor.dtype, spec)
+        handle.number = self.cluster.put(handle.id, self._parts(tensor, spec))
+        return handle
+
+    def place_parts(self, spec: Spec, read: Callable[[Coordinate], torch.Tensor]) -> Handle:
+        """Read each distinct part once and send it."""
+        self.cluster.check()
+        axes = varying_axes(spec, self.mesh_shape)
+        handle: Handle | None = None
+        for own in coordinates(axes, self.mesh_shape):
+            part = read(own)
+            if handle is None:
+                handle = Handle(self, 0, (), part.dtype, spec)
+                handle.rebuild = read
+            handle.number = self.cluster.put(handle.id, {self._holders(own, axes): part})
+        assert handle is not None
+        return handle
+
+    def lend(self, tensor: torch.Tensor, spec: Spec) -> Any:
+        """See Runtime: a small tensor goes with the step's message."""
+        if tensor.numel() * tensor.element_size() > STEP_INLINE_BYTES:
+            return self.place(tensor, spec)
+        parts = self._parts(tensor, spec)
+        return Lent({device: part for devices, part in parts.items() for device in devices})
+
+    def gather(self, data: Any, shape: tuple[int, ...], dtype: torch.dtype, spec: Spec) -> torch.Tensor:
+        """Fetch the distinct parts and put them together. Raises what computing the value raised."""
+        if isinstance(data, torch.Tensor):
+            return data
+        axes = varying_axes(spec, self.mesh_shape)
+        wanted = []
+        for own in coordinates(axes, self.mesh_shape):
+            device = self._live(self._holders(own, axes))
+            wanted.append((device, data.id, dtype, local_shape(shape, spec, self.mesh_shape, own)))
+        self._refuse_lost(data)
+        try:
+            parts = self.cluster.get(wanted)
+        except Exception:
+            self._refuse_lost(data)  # what the worker told of the failing step says more
+            raise
+        self._settle(data, wanted)
+        return join(parts, shape, dtype, spec, self.mesh_shape)
+
+    def part(self, data: Any, spec: Spec, coordinate: Coordinate) -> torch.Tensor:
+        """The part at one coordinate."""
+        device = self.device_ids[self._position(coordinate)]
+        shape = local_shape(data.shape, spec, self.mesh_shape, coordinate)
+        (part,) = self.cluster.get([(device, data.id, data.dtype, shape)])
+        self._settle(data, [(device,)])
+        return part
+
+    def close(self) -> None:
+        """Values are freed with their handles; workers belong to the cluster."""
+
+    # --- waiting --------------------------------------------------------------------------------------------------
+
+    def is_done(self, data: Any) -> bool:
+        """Whether the value is there, or never will be."""
+        cluster = self.cluster
+        return cluster.failure is not None or cluster.closed or cluster.is_done(self.device_ids, data.number)
+
+    def wait(self, data: Any, timeout_s: float | None = None) -> bool:
+        """Wait for the value, without fetching it; errors come at the fetch."""
+        try:
+            return self.cluster.wait(self.device_ids, data.number, timeout_s)
+        except DeviceError:
+            return True
+
+    def when_done(self, data: Any, callback: Callable[[], None]) -> None:
+        """Call back when the value is there or never will be."""
+        self.cluster.when_done(self.device_ids, data.number, callback)
+
+    def mark(self) -> Any:
+        """A handle of nothing, made by the last command so far."""
+        return Mark(self.last)
+
+    def drain(self) -> None:
+        """Wait until the workers have done all commands so far."""
+        self.cluster.wait(self.device_ids, self.last)
+
+    # --- within ---------------------------------------------------------------------------------------------------
+
+    def _refuse_lost(self, data: Handle) -> None:
+        error = self.cluster.failed.get(data.id)
+        if error is not None:
+            raise error
+
+    def _settle(self, data: Handle, wanted: list[Any]) -> None:
+        """Workers that were not asked may have failed at the value."""
+        if len(wanted) < len(self.device_ids):
+            self.cluster.wait(self.device_ids, data.number)
+        self._refuse_lost(data)
+
+    def _live(self, devices: Sequence[int]) -> int:
+        for device in devices:
+            if self.cluster.workers[device].state != "dead":
+                return device
+        return devices[0]
+
+    def _parts(self, tensor: torch.Tensor, spec: Spec) -> dict[tuple[int, ...], torch.Tensor]:
+        axes = varying_axes(spec, self.mesh_shape)
+        source, grad = tensor.detach(), tensor.requires_grad
+        found = {}
+        for own in coordinates(axes, self.mesh_shape):
+            part = cut(source, spec, self.mesh_shape, own)
+            if axes and not part.is_contiguous():
+                part = part.contiguous()
+            found[self._holders(own, axes)] = part.detach().requires_grad_() if grad else part
+        return found
+
+    def _holders(self, own: Coordinate, axes: Sequence[int]) -> tuple[int, ...]:
+        """The devices whose coordinates agree with `own` on the axes."""
+        everywhere = coordinates(range(len(self.mesh_shape)), self.mesh_shape)
+        return tuple(
+            device for device, at in zip(self.device_ids, everywhere) if all(at[axis] == own[axis] for axis in axes)
+        )
+
+    def _position(self, coordinate: Coordinate) -> int:
+        position = 0
+        for size, at in zip(self.mesh_shape, coordinate):
+            position = position * size + at
+        return position
+
+    def take_dead(self) -> list[int]:
+        """Ids of values that nobody holds any more, to be freed by the next message."""
+        taken = []
+        while self.dead:
+            value = self.dead.popleft()
+            self.cluster.failed.pop(value, None)
+            taken.append(value)
+        return taken
+
+    def free_dead(self) -> None:
+        """Free what is dead now."""
+        taken = self.take_dead()
+        if taken:
+            self.cluster.send(self.device_ids, Kind.FREE, taken)
+        while self._unloaded:
+            self.cluster.send(self.device_ids, Kind.UNLOAD, (self._unloaded.popleft(),))
+
+    def unload(self, number: int) -> None:
+        """Let the workers forget a plan, when they are idle."""
+        self._unloaded.append(number)
+
+
+class ClusterPlan(LoadedPlan):
+    """A plan that the workers have."""
+
+    def __init__(self, runtime: ClusterRuntime, plan: Plan) -> None:
+        self.runtime, self.plan = runtime, plan
+        self.number = 0
+        self._generation = -1
+        self._send()
+
+    def _send(self) -> None:
+        runtime, cluster = self.runtime, self.runtime.cluster
+        cluster.check()
+        if not self.number:
+            self.number = next(cluster.ids)
+            weakref.finalize(self, runtime.unload, self.number)
+        generation = cluster.generation
+        ints = (self.number, generation, *runtime.device_ids)
+        cluster.send(runtime.device_ids, Kind.LOAD, ints, blobs=(self.plan.to_json().encode(),))
+        self._generation = generation
+
+    def run(self, inputs: Sequence[Any]) -> list[Handle]:
+        """Send one step. Gives handles at once; what goes wrong is raised where one is fetched."""
+        runtime, cluster = self.runtime, self.runtime.cluster
+        cluster.check()
+        if self._generation != cluster.generation:
+            self._send()
+        whole = (Whole(),) * len(runtime.mesh_shape)
+        given = [runtime.lend(item, whole) if isinstance(item, torch.Tensor) else item for item in inputs]
+        lent = [item for item in given if type(item) is Lent]
+        arguments, index = [], -1
+        for item in given:
+            if type(item) is Lent:
+                arguments.append(index)
+                index -= 1
+            else:
+                arguments.append(item.id)
+        outputs = [Handle(runtime, 0, item.shape, item.dtype, item.spec) for item in self.plan.outputs]
+        with cluster.board.sending:
+            packed = pack_run(self.number, arguments, [output.id for output in outputs], runtime.take_dead())
+            number = runtime.last = cluster.board.reserve()
+            for output in outputs:
+                output.number = number
+            self._send_step(number, packed, lent)
+        cluster.steps.append(Step(self, number, runtime.device_ids, given, [weakref.ref(each) for each in outputs]))
+        cluster.hold_back(runtime.device_ids, number)
+        return outputs
+
+    def _send_step(self, number: int, packed: Any, lent: list[Lent]) -> None:
+        board, token = self.runtime.cluster.board, self.runtime.cluster.token
+        for device in self.runtime.device_ids:
+            keep, metas, blobs = [], [], []
+            for item in lent:
+                meta, dense = describe(item.parts[device])
+                data = as_bytes(dense.cpu())
+                keep.append(data)
+                metas.append(meta)
+                blobs.append(as_buffer(data))
+            board.send_frames(device, encode(token, Kind.RUN, device, number, packed, metas or None, blobs))
+
+
+@dataclass
+class Step:
+    """A run that was sent: kept until all workers have done it, so that it can be sent again after a loss."""
+
+    plan: ClusterPlan
+    number: int
+    devices: tuple[int, ...]
+    inputs: list[Any]
+    outputs: list[weakref.ref[Handle]]
+
+
+__all__ = ["INLINE_BYTES", "ClusterPlan", "ClusterRuntime", "Handle", "Lent", "Step"]

@@ -1,0 +1,76 @@
+"""Which runtime a mesh gets, and the life of the process's workers: init, shutdown.
+
+In: the option `workers` or what `init` was told, and a mesh's devices. Out: a `Runtime` for each mesh. Simulated
+devices need nothing; real workers are started when the first mesh needs them and end with the process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import weakref
+
+import torch
+
+from dtorch.options import current
+from dtorch.runtime.base import Runtime
+from dtorch.runtime.cluster import Cluster
+from dtorch.runtime.remote import ClusterRuntime
+from dtorch.runtime.simulate import SimulatedRuntime
+
+
+class Session:
+    """The workers of this process, by device type."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._clusters: dict[str, Cluster] = {}
+        self._runtimes: weakref.WeakValueDictionary[tuple, ClusterRuntime] = weakref.WeakValueDictionary()
+        self.workers: str | None = None  # what init asked for, before the option
+
+    def kind(self, device_type: str, device_ids: tuple[int, ...]) -> str:
+        """ "process" where a mesh's devices are real workers, else "simulated"."""
+        options = current()
+        wanted = self.workers or options.workers
+        if wanted != "auto":
+            return wanted
+        several_gpus = device_type == "cuda" and len(device_ids) > 1 and not options.same_device
+        return "process" if several_gpus else "simulated"
+
+    def runtime(self, device_type: str, device_ids: tuple[int, ...], mesh_shape: tuple[int, ...]) -> Runtime:
+        """The runtime of a mesh; one for all meshes of the same devices and shape."""
+        if self.kind(device_type, device_ids) == "simulated":
+            return SimulatedRuntime(mesh_shape, torch.device(device_type))
+        with self._lock:
+            cluster = self.cluster(device_type)
+            key = (id(cluster), device_ids, mesh_shape)
+            found = self._runtimes.get(key)
+            if found is None:
+                found = self._runtimes[key] = ClusterRuntime(cluster, mesh_shape, device_ids)
+            return found
+
+    def cluster(self, device_type: str) -> Cluster:
+        """The cluster of a device type, made when it is first needed."""
+        with self._lock:
+            found = self._clusters.get(device_type)
+            if found is None or found.closed:
+                found = self._clusters[device_type] = Cluster(device_type)
+            return found
+
+    def clusters(self) -> list[Cluster]:
+        """All that are running."""
+        with self._lock:
+            return [cluster for cluster in self._clusters.values() if not cluster.closed]
+
+    def shutdown(self) -> None:
+        """End all workers."""
+        with self._lock:
+            clusters, self._clusters = list(self._clusters.values()), {}
+            self._runtimes.clear()
+            self.workers = None
+        for cluster in clusters:
+            cluster.close()
+
+
+SESSION = Session()
+atexit.register(SESSION.shutdown)

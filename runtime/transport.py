@@ -1,0 +1,205 @@
+"""ZeroMQ sockets of both ends: one line of commands to each worker, one of answers back.
+
+In: an address and the cluster's token. Out: `Switchboard` at the controller (sends from any thread, receives on one)
+and `Line` at a worker. Local clusters meet at sockets in a folder that only this user can open; beyond the machine,
+CURVE keys made from the shared secret keep everyone else out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+from zmq.utils import z85
+
+from dtorch.options import logger
+from dtorch.runtime.protocol import BadMessage, Kind, Message, decode, encode
+
+HEALTH = b"h"  # the ending of the identity of a worker's second line, which its watching thread reads
+SEND_S = 10.0  # how long a line may take to be there when the first message is sent
+
+
+def identity(device: int, health: bool = False) -> bytes:
+    """What a worker's line is called at the controller."""
+    return b"w%d" % device + (HEALTH if health else b"")
+
+
+def secret_keys(secret: str) -> tuple[bytes, bytes]:
+    """The CURVE key pair (public, secret) that everybody who knows the secret can make."""
+    private = hashlib.blake2b(secret.encode(), digest_size=32, person=b"dtorch-curve").digest()
+    encoded = z85.encode(private)
+    return zmq.curve_public(encoded), encoded
+
+
+class Switchboard:
+    """The controller's end."""
+
+    def __init__(self, commands: str, answers: str, token: bytes, secret: str | None = None) -> None:
+        self.token = token
+        self.context = zmq.Context()
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._commands = self.context.socket(zmq.ROUTER)
+        self._answers = self.context.socket(zmq.PULL)
+        for socket in (self._commands, self._answers):
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.SNDHWM, 0)
+            socket.setsockopt(zmq.RCVHWM, 0)
+            socket.setsockopt(zmq.MAXMSGSIZE, 1 << 30)
+            if secret is not None:
+                public, private = secret_keys(secret)
+                socket.curve_server = True
+                socket.curve_secretkey, socket.curve_publickey = private, public
+        self._commands.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._commands.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a worker that was restarted takes its place
+        self._authenticator = None if secret is None else _only(self.context, secret_keys(secret)[0])
+        self._commands.bind(commands)
+        self._answers.bind(answers)
+        self._last: dict[int, int] = {}  # by worker and line, the highest number seen
+        self.sent_messages = self.sent_bytes = 0
+
+    @property
+    def endpoints(self) -> tuple[str, str]:
+        """Where workers connect: commands, answers."""
+        return tuple(socket.getsockopt(zmq.LAST_ENDPOINT).decode() for socket in (self._commands, self._answers))  # type: ignore[return-value]
+
+    def reserve(self) -> int:
+        """The number of the next message."""
+        return next(self._numbers)
+
+    @property
+    def sending(self) -> threading.Lock:
+        """Held while the messages of one step are sent to all workers, so that all get steps in the same order."""
+        return self._lock
+
+    def send(
+        self,
+        device: int,
+        number: int,
+        kind: Kind,
+        ints: Sequence[int] = (),
+        data: Any = None,
+        blobs: Sequence[Any] = (),
+        health: bool = False,
+    ) -> None:
+        """Send to a worker; hold `sending`. Raises ConnectionError where its line is gone."""
+        self.send_frames(device, encode(self.token, kind, device, number, ints, data, blobs), health)
+
+    def send_frames(self, device: int, frames: list[Any], health: bool = False) -> None:
+        """Send frames made by `encode`; hold `sending`."""
+        self.sent_messages += 1
+        self.sent_bytes += sum(len(frame) for frame in frames)
+        try:
+            self._commands.send_multipart([identity(device, health), *frames], zmq.NOBLOCK, copy=True)
+        except zmq.ZMQError as error:
+            raise ConnectionError(f"device {device} has no connection: {error}") from error
+
+    def forget(self, device: int) -> None:
+        """A worker was replaced: its successor counts from one again."""
+        for line in (device << 1, device << 1 | 1):
+            self._last.pop(line, None)
+
+    def receive(self, timeout_ms: float) -> Message | None:
+        """The next good message, or None when there is none in time; what is not ours is logged and dropped."""
+        if not self._answers.poll(timeout_ms):
+            return None
+        frames = self._answers.recv_multipart(zmq.NOBLOCK)
+        try:
+            message = decode(self.token, frames)
+            line = message.sender << 1 | (message.kind in (Kind.PULSE, Kind.LOG))
+            if message.kind < Kind.HELLO:
+                raise BadMessage("it is a command")
+            if message.number <= self._last.get(line, 0):
+                raise BadMessage(f"its number {message.number} was used before")
+            self._last[line] = message.number
+            return message
+        except BadMessage as reason:
+            logger("workers").warning("a message to the controller was dropped: %s", reason)
+            return None
+
+    def close(self) -> None:
+        """Close the sockets; nothing that was not sent yet will be."""
+        with self._lock:
+            self._commands.close(0)
+            self._answers.close(0)
+            if self._authenticator is not None:
+                self._authenticator.stop()
+        self.context.term()
+
+
+class Line:
+    """A worker's end: `receive` gives commands, `answer` sends; used by one thread each."""
+
+    def __init__(
+        self, commands: str, answers: str, token: bytes, device: int, health: bool, secret: str | None
+    ) -> None:
+        self.token, self.device = token, device
+        self.context = zmq.Context.instance()
+        self._commands = self.context.socket(zmq.DEALER)
+        self._answers = self.context.socket(zmq.PUSH)
+        self._commands.setsockopt(zmq.IDENTITY, identity(device, health))
+        for socket in (self._commands, self._answers):
+            socket.setsockopt(zmq.LINGER, 500)
+            socket.setsockopt(zmq.SNDHWM, 0)
+            socket.setsockopt(zmq.RCVHWM, 0)
+            socket.setsockopt(zmq.MAXMSGSIZE, 1 << 30)
+            if secret is not None:
+                public, private = secret_keys(secret)
+                socket.curve_serverkey = public
+                socket.curve_secretkey, socket.curve_publickey = private, public
+        self._commands.connect(commands)
+        self._answers.connect(answers)
+        self._sent = itertools.count(1)
+        self._last = 0
+
+    def waiting(self, timeout_ms: float = 0) -> bool:
+        """Whether a command is there."""
+        return bool(self._commands.poll(timeout_ms))
+
+    def receive(self, timeout_ms: float | None = None) -> Message | None:
+        """The next good command, or None if there is none in time (or it was dropped)."""
+        if timeout_ms is not None and not self._commands.poll(timeout_ms):
+            return None
+        frames = self._commands.recv_multipart(copy=True)
+        try:
+            message = decode(self.token, frames, self._last + 1)
+            if message.kind >= Kind.HELLO or message.sender != self.device:
+                raise BadMessage("it is not a command for this device")
+            self._last = message.number
+            return message
+        except BadMessage as reason:
+            print(f"a message was dropped: {reason}", flush=True)
+            return None
+
+    def answer(self, kind: Kind, ints: Sequence[int] = (), data: Any = None, blobs: Sequence[Any] = ()) -> None:
+        """Send to the controller."""
+        self._answers.send_multipart(encode(self.token, kind, self.device, next(self._sent), ints, data, blobs))
+
+    def close(self) -> None:
+        """Send what is under way, for half a second at most."""
+        self._commands.close(0)
+        self._answers.close(500)
+
+
+def local_endpoints(folder: str) -> tuple[str, str]:
+    """Addresses for a cluster on this machine."""
+    return f"ipc://{os.path.join(folder, 'commands')}", f"ipc://{os.path.join(folder, 'answers')}"
+
+
+def _only(context: Any, public: bytes) -> Any:
+    """Let in who has this key, and nobody else."""
+    from zmq.auth.thread import ThreadAuthenticator
+
+    class _Provider:
+        def callback(self, domain: str, key: bytes) -> bool:
+            return z85.encode(key) == public if len(key) == 32 else key == public
+
+    keeper = ThreadAuthenticator(context)
+    keeper.start()
+    keeper.configure_curve_callback(domain="*", credentials_provider=_Provider())
+    return keeper
