@@ -108,7 +108,7 @@ class Graph:
         """The recorder of a mesh, made when it is first needed."""
         with self._lock:
             found = self._recorders.get(mesh)
-            if found is None:
+            if found is None or not SESSION.serves(found.home.runtime, mesh.device_type, mesh.device_ids):
                 found = self._recorders[mesh] = EagerRecorder(_Home(self, mesh), mesh.device_type)
             return found
 

@@ -159,6 +159,13 @@ class Cluster:
         if self.closed:
             raise DeviceError("the workers were shut down; dtorch.init() starts new ones, and old values are gone")
 
+    def await_failure(self, timeout_s: float) -> None:
+        """Wait for a failure that is expected to be noticed."""
+        deadline = time.monotonic() + timeout_s
+        with self.changed:
+            while self.failure is None and not self.closed and time.monotonic() < deadline:
+                self.changed.wait(0.02)
+
     def hold_back(self, devices: Sequence[int], number: int) -> None:
         """Wait while workers are too far behind: memory stays bounded."""
         if number - min(self.workers[device].acked for device in devices) > AHEAD * 4:

@@ -22,6 +22,7 @@ from dtorch.runtime.cluster import INLINE_BYTES, Cluster
 from dtorch.runtime.parts import Coordinate, coordinates, cut, join, varying_axes
 from dtorch.runtime.protocol import Kind, as_buffer, as_bytes, describe, encode, pack_run
 
+LOSS_S = 0.5  # after communication failed: how long until the loss of its other end is noticed
 STEP_INLINE_BYTES = 1 << 14  # host inputs of a step up to here travel within its message
 
 
@@ -186,6 +187,9 @@ class ClusterRuntime(Runtime):
     def _refuse_lost(self, data: Handle) -> None:
         error = self.cluster.failed.get(data.id)
         if error is not None:
+            if isinstance(error, DeviceError):  # it may be the consequence of a loss that is noticed next
+                self.cluster.await_failure(LOSS_S)
+                self.cluster.check()
             raise error
 
     def _settle(self, data: Handle, wanted: list[Any]) -> None:

@@ -29,7 +29,7 @@ class Session:
         self.workers: str | None = None  # what init asked for, before the option
 
     def kind(self, device_type: str, device_ids: tuple[int, ...]) -> str:
-        """ "process" where a mesh's devices are real workers, else "simulated"."""
+        """What devices a mesh has: "process" for real workers, or "simulated"."""
         options = current()
         wanted = self.workers or options.workers
         if wanted != "auto":
@@ -48,6 +48,12 @@ class Session:
             if found is None:
                 found = self._runtimes[key] = ClusterRuntime(cluster, mesh_shape, device_ids)
             return found
+
+    def serves(self, runtime: Runtime, device_type: str, device_ids: tuple[int, ...]) -> bool:
+        """Whether a runtime that was handed out is still the one for its mesh: not shut down, not of another kind."""
+        if isinstance(runtime, ClusterRuntime):
+            return not runtime.cluster.closed and self.kind(device_type, device_ids) == "process"
+        return self.kind(device_type, device_ids) == "simulated"
 
     def cluster(self, device_type: str) -> Cluster:
         """The cluster of a device type, made when it is first needed."""
