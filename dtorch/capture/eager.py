@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -19,11 +18,12 @@ from typing import Any, Protocol
 import torch
 
 from dtorch import torch_private
-from dtorch.capture import fast, mutation
+from dtorch.capture import fast, mutation, overrides, repeat
 from dtorch.capture.expand import Expansion, Operation, Step, fill, name_of, operation, ref
 from dtorch.capture.place import PlacedStep, must_redistribute, place_expansion, place_made
 from dtorch.capture.record import Recorder, Scan
 from dtorch.capture.symbol import Tensor, TensorMeta, make, meta_of
+from dtorch.capture.turns import Turn
 from dtorch.capture.where import here
 from dtorch.errors import CaptureError, ShardingError
 from dtorch.ir.layout import WHOLE, Spec
@@ -96,11 +96,12 @@ class Called:
 class State:
     """A node of the trie: everything recorded since the last flush, in order."""
 
-    __slots__ = ("next", "fast", "parent", "entry", "outputs", "count", "plans", "keep", "numbers")
+    __slots__ = ("next", "fast", "edge", "parent", "entry", "outputs", "count", "plans", "keep", "numbers")
 
     def __init__(self, parent: State | None, entry: Any, outputs: tuple[Slot, ...], count: int, keep: Any) -> None:
         self.next: dict[Any, State] = {}
         self.fast: dict[Any, Any] = {}  # what `dtorch.capture.fast` has learnt here
+        self.edge = repeat.NOWHERE  # which of that came last
         self.parent, self.entry, self.outputs, self.count = parent, entry, outputs, count
         self.plans: dict[tuple[int, ...], Any] = {}
         self.numbers: dict[Any, float] = {}  # the first number seen in a call's place
@@ -173,7 +174,7 @@ def _locked(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def locked(self: EagerRecorder, *args: Any, **kwargs: Any) -> Any:
-        with self.lock:
+        with self.turn:
             return method(self, *args, **kwargs)
 
     return locked
@@ -188,7 +189,7 @@ class EagerRecorder(Recorder):
     def __init__(self, home: Home, device_type: str) -> None:
         super().__init__(None, device_type)
         self.home = home
-        self.lock = threading.RLock()  # several threads may record on one graph
+        self.turn = Turn()  # several threads may record on one graph
         self.mesh_shape = home.mesh_shape
         self.device = torch.device(device_type)
         self.root = State(None, None, (), 0, None)
@@ -196,7 +197,7 @@ class EagerRecorder(Recorder):
         self.misses = self.hits = 0
         self._plain: dict[int, tuple[Any, int, Tensor]] = {}
         self._emitted: dict[Any, Expansion] = {}
-        self.pools: dict[TensorMeta, list[Tensor]] = defaultdict(list)  # dead symbols, to be used again
+        self.pools: dict[tuple[TensorMeta, Spec], list[Tensor]] = defaultdict(list)  # dead symbols, to be used again
         self.default_dtype = torch.get_default_dtype()  # under which short ways are learnt
         self._start()
 
@@ -368,7 +369,7 @@ class EagerRecorder(Recorder):
         slot = self.value(value)
         torch_private.set_data(symbol, value)
         symbol.meta, symbol.spec, symbol.node, symbol.remote = value.meta, value.spec, slot, value.remote
-        symbol.base = symbol.step = symbol.root = None
+        symbol.base = symbol.step = symbol.root = symbol.pool = None
         self.hold(symbol)
 
     @_locked
@@ -396,15 +397,21 @@ class EagerRecorder(Recorder):
 
     def quick_call(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any] | None) -> Any:
         """A call by what the trie has learnt, or by the long way."""
-        if self.anchor is None or self.steps >= LOOK_OPS:
+        opens = self.anchor is None
+        if opens or self.steps >= LOOK_OPS:
             self._look(function, args)
-        with self.lock:
+        with self.turn:
+            begin = self.state
             key = fast.key_of(self, function, args, kwargs)
             before = self.state
             known = None if key is None else before.fast.get(key)
             if known is not None:
+                steps = self.steps
                 result = fast.found(self, known, args)
                 if result is not None:
+                    looked = opens or steps >= LOOK_OPS and (steps >= SEGMENT_OPS or function is self.anchor[0])
+                    if known is not fast.SAME and not looked:  # what has to be looked at goes this way each time
+                        repeat.note(begin, before, known, function, args, kwargs)
                     return result
         if key is not None and function in fast.TAKES_NUMBERS:
             taken = self._number_as_value(function, args, kwargs)
@@ -412,7 +419,7 @@ class EagerRecorder(Recorder):
                 return self.quick_call(function, taken, kwargs)
         result = intercept_call(function, args, kwargs or {})  # unlocked: it may wait for a value
         if key is not None:
-            with self.lock:
+            with self.turn:
                 fast.learn(self, before, key, args, kwargs, result)
         return result
 
@@ -519,14 +526,14 @@ class EagerRecorder(Recorder):
         """
         wanted: dict[int, list[Tensor]] = {}
         metas: dict[int, tuple[TensorMeta, Spec]] = {}
-        entered, held, pools = self.entered_slots, self.held, self.pools
+        entered, held = self.entered_slots, self.held
         while held:
             symbol = held.pop()  # the last first: a view holds its base
             if references(symbol) <= UNHELD and not symbol.__dict__ and not weakref.getweakrefcount(symbol):
-                if symbol.origin is None:
+                if symbol.pool is not None:
                     symbol.node = symbol.remote = symbol.base = symbol.step = symbol.root = None
                     symbol.version = symbol.seen = 0
-                    pools[symbol.meta].append(symbol)
+                    symbol.pool.append(symbol)
                 continue
             slot, symbol.node = symbol.node, None
             if slot is None:
@@ -549,3 +556,4 @@ class EagerRecorder(Recorder):
                 symbol.remote = remote
 
 
+overrides.install()

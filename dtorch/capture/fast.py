@@ -8,25 +8,27 @@ keys at one state had equal metadata when they were learnt. Learnt are calls wit
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from dtorch.capture.expand import VIEW
 from dtorch.capture.mutation import ViewStep, attach_view, sources
-from dtorch.capture.symbol import Tensor, TensorMeta, make
-from dtorch.torch_private import function_modes_active
+from dtorch.capture.repeat import fresh
+from dtorch.capture.symbol import Tensor, TensorMeta
+from dtorch.torch_private import autocast_anywhere
 
 _NAMED = object()  # stands in a key between positional and named arguments
 SAME: Any = object()  # stands for `Known` where a call gives its first argument back
-MAY_BE_SAME = frozenset(getattr(torch.Tensor, name) for name in "to type contiguous float double half bfloat16".split())
+MAY_BE_SAME = frozenset(
+    [getattr(torch.Tensor, name) for name in "to type contiguous float double half bfloat16".split()]
+    + [torch.dropout, torch.nn.functional.dropout]
+)
+MOST_STEPS = 4  # a call that is more steps of the trace than this always takes the long way
 JOINS = frozenset((torch.cat, torch.stack, torch.concat))  # their tensors come in a list
 _PLAIN = frozenset(
     {int, bool, type(None), str, torch.dtype, torch.memory_format, torch.layout, torch.device, type(...)}
 )
-_autocast = torch.is_autocast_enabled
-_modes = function_modes_active
 _dtype = torch.get_default_dtype
 
 
@@ -34,15 +36,19 @@ class Known:
     """What a learnt call makes: the state after it, the result's metadata, and how it is a view, if it is one.
 
     base: which of the call's tensors `view` is derived from; its step names no symbols, or stands for one that does.
-    moves: whether the call moves an input, so that it has to be asked each time whether that is allowed.
+    steps: how many steps of the trace it is. moves: whether the call moves an input, so that it has to be asked each
+    time whether that is allowed.
     """
 
-    __slots__ = ("state", "meta", "slot", "view", "base", "pool", "moves")
+    __slots__ = ("state", "meta", "slot", "view", "base", "pool", "steps", "moves")
 
-    def __init__(self, state: Any, meta: TensorMeta, view: ViewStep | None, base: int, pool: list[Tensor]) -> None:
-        self.state, self.meta, self.view, self.base = state, meta, view, base
-        self.slot = state.outputs[0]
-        self.moves = bool(state.entry.placed.moves)
+    def __init__(
+        self, path: list[Any], meta: TensorMeta, view: ViewStep | None, base: int, pool: list[Tensor]
+    ) -> None:
+        self.state, self.meta, self.view, self.base = path[-1], meta, view, base
+        self.slot = self.state.outputs[0]
+        self.steps = len(path)
+        self.moves = any(state.entry.placed.moves for state in path)
         self.pool = pool  # dead symbols of this metadata, to be used again
 
 
@@ -121,18 +127,17 @@ def _slice_key(item: slice) -> tuple | None:
 
 def found(recorder: Any, known: Known, args: tuple) -> Any:
     """The result of a call that the state knows; None where calls mean something else now than when it was learnt."""
-    if _autocast("cpu") or _dtype() is not recorder.default_dtype:
+    if autocast_anywhere() or _dtype() is not recorder.default_dtype:
         return None
     if known is SAME:
         return args[0]
     if known.moves and recorder.home.explicit():
         return None
     recorder.state = known.state
-    recorder.steps += 1
+    recorder.steps += known.steps
     pool = known.pool
-    symbol = pool.pop() if pool else make(known.meta, recorder)
-    symbol.node = slot = known.slot
-    symbol.spec = slot.spec
+    symbol = pool.pop() if pool else fresh(known, recorder)
+    symbol.node = known.slot
     recorder.held.append(symbol)
     view = known.view
     if view is not None:
@@ -148,12 +153,13 @@ def learn(recorder: Any, before: Any, key: Any, args: tuple, kwargs: dict[str, A
     if key[0] in MAY_BE_SAME and state is before and args and result is args[0]:
         before.fast[key] = SAME
         return
-    if type(result) is not Tensor or state.parent is not before or len(state.outputs) != 1:
+    path = _path(before, state)
+    if type(result) is not Tensor or path is None or len(state.outputs) != 1:
         return
     if _dtype() is not recorder.default_dtype:  # what is learnt is used under that dtype alone
         return
     given = args if kwargs is None else (*args, *kwargs.values())  # out= too: what was written is no fresh result
-    if result.node is not state.outputs[0] or any(result is item for item in given) or _autocast("cpu"):
+    if result.node is not state.outputs[0] or any(result is item for item in given) or autocast_anywhere():
         return
     view, base = None, 0
     if result.base is not None:
@@ -166,98 +172,20 @@ def learn(recorder: Any, before: Any, key: Any, args: tuple, kwargs: dict[str, A
         if alias is None or alias[0] != VIEW:
             return
         view, base = ViewStep(step.called, step.position, None), alias[1]
-    before.fast[key] = Known(state, result.meta, view, base, recorder.pools[result.meta])
+    before.fast[key] = Known(path, result.meta, view, base, recorder.pools[result.meta, state.outputs[0].spec])
 
 
-def _binary(function: Callable[..., Any]) -> Callable[..., Any]:
-    """An operator with a tensor or a number on the right."""
-
-    def operator(x: Tensor, other: Any) -> Any:
-        recorder = x.recorder
-        if recorder is None or not recorder.eager or _modes() or recorder.steps >= LOOK_OPS:
-            return function(x, other)
-        with recorder.lock:
-            node = x.node
-            if node is None or (x.root is not None and x.seen != x.root.version):
-                return function(x, other)
-            kind = type(other)
-            if kind is Tensor:
-                right = other.node
-                stale = other.root is not None and other.seen != other.root.version
-                if right is None or stale or other.recorder is not recorder:
-                    return function(x, other)
-                key: Any = (function, node, right)
-            elif kind is float and other == other and other != 0.0 or kind is int:
-                key = (function, node, kind, other)
-            else:
-                return function(x, other)
-            state = recorder.state
-            known = state.fast.get(key)
-            if (
-                known is None
-                or known.view is not None
-                or known.moves
-                or _autocast("cpu")
-                or _dtype() is not recorder.default_dtype
-            ):
-                result = function(x, other)
-                learn(recorder, state, key, (x, other), None, result)
-                return result
-            recorder.state = known.state
-            recorder.steps += 1
-            pool = known.pool
-            symbol = pool.pop() if pool else make(known.meta, recorder)
-            symbol.node = slot = known.slot
-            symbol.spec = slot.spec
-            recorder.held.append(symbol)
-            return symbol
-
-    operator.__name__ = getattr(function, "__name__", "operator")
-    return operator
+def _path(before: Any, state: Any) -> list[Any] | None:
+    """The states from `before`, which is left out, to `state`, where each is a call; at most a few. Else None."""
+    path: list[Any] = []
+    while state is not before:
+        if state.parent is None or not hasattr(state.entry, "placed") or len(path) == MOST_STEPS:
+            return None
+        path.append(state)
+        state = state.parent
+    return path[::-1] or None
 
 
-def _method(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A method with plain positional arguments, such as a view."""
-
-    def method(x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        recorder = x.recorder
-        if kwargs or recorder is None or not recorder.eager or _modes() or recorder.steps >= LOOK_OPS:
-            return function(x, *args, **kwargs)
-        with recorder.lock:
-            node = x.node
-            if node is None or (x.root is not None and x.seen != x.root.version):
-                return function(x, *args, **kwargs)
-            for item in args:
-                if type(item) is not int:
-                    return recorder.quick_call(function, (x, *args), None)
-            key = (function, node, args)
-            state = recorder.state
-            known = state.fast.get(key)
-            if known is None or known.moves or _autocast("cpu") or _dtype() is not recorder.default_dtype:
-                result = function(x, *args)
-                learn(recorder, state, key, (x, *args), None, result)
-                return result
-            recorder.state = known.state
-            recorder.steps += 1
-            pool = known.pool
-            symbol = pool.pop() if pool else make(known.meta, recorder)
-            symbol.node = slot = known.slot
-            symbol.spec = slot.spec
-            recorder.held.append(symbol)
-            view = known.view
-            if view is not None:
-                symbol.base, symbol.step = x, view
-                symbol.root = root = x if x.root is None else x.root
-                symbol.seen = root.version
-            return symbol
-
-    method.__name__ = getattr(function, "__name__", "method")
-    return method
-
-
-_BINARY = ("__add__", "__sub__", "__mul__", "__truediv__", "__matmul__", "__radd__", "__rmul__")
-# no __getitem__ here: a Python one makes torch.tensor([x, 1.0]) take x for a sequence and ask a 0-d one for its len()
-_METHODS = ("view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "flatten", "__neg__")
 _NUMBER_METHODS = (
     "add add_ __add__ __radd__ __iadd__ sub sub_ __sub__ __isub__ mul mul_ __mul__ __rmul__ __imul__ "
     "div div_ __truediv__ __itruediv__"
@@ -267,14 +195,4 @@ TAKES_NUMBERS = frozenset(
 )
 """Functions to which a float and a 0-d float64 tensor are one and the same, bit for bit, when the other has dims."""
 LOOK_OPS = 512  # after so many steps of a trace every call takes the way that looks whether to end it
-
-
-def install() -> None:
-    """Give the symbol class Python methods that skip torch's own dispatch to `__torch_function__`."""
-    for name in _BINARY:
-        setattr(Tensor, name, _binary(getattr(torch.Tensor, name)))
-    for name in _METHODS:
-        setattr(Tensor, name, _method(getattr(torch.Tensor, name)))
-
-
-install()
+LOOK_OPS = 512  # after so many steps of a trace every call takes the way that looks whether to end it

@@ -16,6 +16,7 @@ import torch
 from dtorch import torch_private
 from dtorch.capture import mutation
 from dtorch.capture.expand import SELF, VIEW, Expansion, Operation, fill, name_of, operation, ref
+from dtorch.capture.repeat import Unknown
 from dtorch.capture.symbol import Tensor, TensorMeta, make, meta_of
 from dtorch.capture.where import here
 from dtorch.errors import CaptureError, UnsupportedError
@@ -43,6 +44,7 @@ class Recorder:
     """
 
     eager = False  # whether symbols have values on devices, and calls may take the short way
+    state: Any = Unknown  # of a trie, where one is walked
 
     def __init__(self, modules: dict[int, str] | None = None, device_type: str = "cpu", read: Any = None) -> None:
         self.graph = torch.fx.Graph()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -94,7 +95,10 @@ class Tensor(Placed, torch.Tensor):
     # A view has `base` (the symbol it was taken from), `step` (how) and `root` (the base of bases); it is stale
     # when `seen` is not the root's `version`.
     # Of eager tensors, `remote` is the value on the devices and `spec` its placement; both None in a captured module.
-    __slots__ = ("meta", "recorder", "node", "base", "step", "root", "version", "seen", "origin", "spec", "remote")
+    # `pool` is where the symbol goes when it is dead, to stand for another value of the same metadata and placement.
+    __slots__ = (
+        "meta", "recorder", "node", "base", "step", "root", "version", "seen", "origin", "spec", "remote", "pool",
+    )  # fmt: skip
 
     meta: TensorMeta
     recorder: Any  # the Recorder of a capture, or the EagerRecorder of a mesh; None without one
@@ -107,6 +111,7 @@ class Tensor(Placed, torch.Tensor):
     origin: Any
     spec: Any
     remote: Any
+    pool: list[Tensor] | None
 
     def __new__(cls, *data: Any, **options: Any) -> Tensor:
         """Copy a tensor to the devices of a mesh."""
@@ -122,10 +127,19 @@ class Tensor(Placed, torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        try:
+            recorder = args[0].recorder
+        except (AttributeError, IndexError):  # the symbol is no first argument of its own
+            recorder = _recorder_in(args)
+        if recorder is not None:
+            edge = recorder.state.edge
+            if edge.function is func:
+                result = edge.walk(edge, recorder, args, kwargs)
+                if result is not None:
+                    return result
         getter = GETTERS.get(func)
         if getter is not None:
             return getter(*args, **(kwargs or {}))
-        recorder = getattr(args[0], "recorder", None) if args else None
         if recorder is not None and recorder.eager:
             return recorder.quick_call(func, args, kwargs)
         from dtorch.capture.intercept import call
@@ -139,9 +153,9 @@ class Tensor(Placed, torch.Tensor):
         return dispatch(func, args, kwargs or {})
 
     # C++ sees a meta tensor, so what Python asks about the device or the sizes is answered here.
-    shape = property(lambda self: self.meta.shape)
-    dtype = property(lambda self: self.meta.dtype)
-    device = property(lambda self: self.meta.device)
+    shape = property(attrgetter("meta.shape"))
+    dtype = property(attrgetter("meta.dtype"))
+    device = property(attrgetter("meta.device"))
     ndim = property(lambda self: len(self.meta.shape))
     is_meta = property(lambda self: self.meta.device.type == "meta")
     is_cpu = property(lambda self: self.meta.device.type == "cpu")
@@ -252,6 +266,15 @@ class Tensor(Placed, torch.Tensor):
         raise no_gradients(f"retain_grad() on {self.summary}")
 
 
+def _recorder_in(args: tuple) -> Any:
+    """The recorder of the first symbol of a call, or None where none is an argument or an item of one."""
+    for item in args:
+        for each in item if type(item) in (tuple, list) else (item,):
+            if isinstance(each, Tensor):
+                return each.recorder
+    return None
+
+
 def _no_memory(symbol: Tensor, what: str) -> str:
     return (
         f"{what} on {symbol.summary}: a dtorch tensor has no memory in this process. "
@@ -263,7 +286,7 @@ def make(meta: TensorMeta, recorder: Recorder | None, node: Any = None, requires
     """A new symbol that is no view."""
     symbol = torch_private.make_symbol(Tensor, meta.base, requires_grad)
     symbol.meta, symbol.recorder, symbol.node = meta, recorder, node
-    symbol.base = symbol.step = symbol.root = symbol.origin = symbol.spec = symbol.remote = None
+    symbol.base = symbol.step = symbol.root = symbol.origin = symbol.spec = symbol.remote = symbol.pool = None
     symbol.version = symbol.seen = 0
     return symbol
 
