@@ -70,6 +70,13 @@ class DeviceError(DTorchError, RuntimeError):
     """
 
 
+class ValueLostError(DeviceError):
+    """A value was on a worker that was lost, and nothing is left to make it again from.
+
+    Compute it again from values that are there; weights given as files (`weights=`) are read again by themselves.
+    """
+
+
 class CaptureError(DTorchError, RuntimeError):
     """The model could not be turned into a graph: it does at capture what a graph cannot hold.
 

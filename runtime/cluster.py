@@ -8,6 +8,8 @@ closed, or mended (`recovery`).
 from __future__ import annotations
 
 import itertools
+import json
+import os
 import shutil
 import sys
 import tempfile
@@ -26,7 +28,7 @@ from dtorch.options import Options, current, logger
 from dtorch.runtime.health import diagnose
 from dtorch.runtime.launch import Launcher, LocalLauncher, Process
 from dtorch.runtime.memory import Arena, Slots
-from dtorch.runtime.protocol import Kind, Message, as_buffer, as_bytes, blank, describe, shaped
+from dtorch.runtime.protocol import Kind, Message, as_buffer, as_bytes, blank, describe, encode, shaped
 from dtorch.runtime.remote_errors import rebuilt
 from dtorch.runtime.transport import Switchboard, local_endpoints
 from dtorch.runtime.worker_settings import WorkerSettings
@@ -36,6 +38,8 @@ PIECE_BYTES = 16 << 20  # larger ones in pieces of this size
 START_S = 120.0  # how long workers may take to come up
 AHEAD = 256  # how many commands a worker may be behind before clients wait
 TICK_MS = 20.0
+STATUS_FILE = "status.json"
+STATUS_S = 1.0  # between its writings
 
 
 Piece = tuple[int, int, int, int]  # of a value that is fetched: request, offset in it, length, arena offset or -1
@@ -50,6 +54,7 @@ class WorkerRecord:
     state: str = "starting"
     facts: dict[str, Any] = field(default_factory=dict)
     acked: int = 0
+    sent: int = 0
     pulse: dict[str, Any] = field(default_factory=dict)
     heard: float = field(default_factory=time.monotonic)
     stopped_since: float | None = None
@@ -97,10 +102,19 @@ class Cluster:
             if new:
                 self._await_start(new)
 
-    def restart(self, device: int) -> None:
-        """A new worker in the place of a dead one; it has no values."""
-        self.board.forget(device)
-        self.workers[device] = WorkerRecord(device, self.launcher.start(self._settings(device)))
+    def begin_again(self, dead: Sequence[int]) -> None:
+        """New workers, without values, in the place of dead ones; all groups will be made anew."""
+        with self._starting:
+            with self.changed:
+                self.steps.clear()
+            for device in dead:
+                self.workers[device].process.wait(2.0)
+                self.board.forget(device)
+                self.workers[device] = WorkerRecord(device, self.launcher.start(self._settings(device)))
+            with self.changed:
+                self.generation += 1
+                self.failure = None
+            self._await_start(dead)
 
     def _settings(self, device: int) -> WorkerSettings:
         commands, answers = self.board.endpoints
@@ -133,6 +147,35 @@ class Cluster:
                         raise
                     time.sleep(0.002)
 
+    def status(self) -> list[dict[str, Any]]:
+        """One entry a worker; see `dtorch.status`."""
+        now = time.monotonic()
+        entries = []
+        for record in list(self.workers.values()):
+            pulse = record.pulse
+            entries.append(
+                {
+                    "worker": f"{self.device_type}:{record.device}",
+                    "host": record.facts.get("host", ""),
+                    "device": record.device,
+                    "pid": record.process.pid,
+                    "state": record.state if record.state != "up" else "busy" if pulse.get("at") else "idle",
+                    "doing": pulse.get("what", ""),
+                    "queue": max(0, record.sent - record.acked),
+                    "values": pulse.get("values", 0),
+                    "memory_bytes": pulse.get("memory", 0),
+                    "heard_s": round(now - record.heard, 3),
+                }
+            )
+        return entries
+
+    def _write_status(self) -> None:
+        """For `dtorch status` in another shell: a file that only this user can read."""
+        path = os.path.join(self.folder, STATUS_FILE)
+        with open(path + ".new", "w") as file:
+            json.dump({"pid": os.getpid(), "time": time.time(), "workers": self.status()}, file)
+        os.replace(path + ".new", path)
+
     # --- sending --------------------------------------------------------------------------------------------------
 
     def send(
@@ -146,8 +189,13 @@ class Cluster:
         return number
 
     def _send_one(self, device: int, number: int, kind: Kind, ints: Any, data: Any, blobs: Any) -> None:
+        self.send_frames(device, number, encode(self.token, kind, device, number, ints, data, blobs))
+
+    def send_frames(self, device: int, number: int, frames: list[Any]) -> None:
+        """Send encoded frames; hold `board.sending`. Raises DeviceError where the worker cannot be reached."""
         try:
-            self.board.send(device, number, kind, ints, data, blobs)
+            self.board.send_frames(device, frames)
+            self.workers[device].sent = number
         except ConnectionError as error:
             self.fail(DeviceError(str(error)), device)
             raise self.failure from error  # type: ignore[misc]
@@ -292,7 +340,7 @@ class Cluster:
             self._look_after(now)
         return not self.closed
 
-    _looked = 0.0
+    _looked = _written = 0.0
 
     def _hear(self, message: Message) -> None:
         record = self.workers.get(message.sender)
@@ -321,8 +369,9 @@ class Cluster:
 
     def _after_progress(self) -> None:
         self._reclaim()
-        while self.steps and self.is_done(self.steps[0].devices, self.steps[0].number):
-            self.steps.popleft()
+        with self.changed:
+            while self.steps and self.is_done(self.steps[0].devices, self.steps[0].number):
+                self.steps.popleft()
         if self._waiting:
             with self.changed:
                 ready = [each for each in self._waiting if self.failure is not None or self.is_done(*each[:2])]
@@ -345,7 +394,7 @@ class Cluster:
                 continue
             trouble = diagnose(record, now, self.options)
             if trouble is not None:
-                self.fail(DeviceError(trouble), record.device)
+                self.fail(DeviceError(trouble + self._under_way(record.device)), record.device)
             elif record.state == "up":
                 with self.board.sending:
                     try:
@@ -355,6 +404,20 @@ class Cluster:
         if self.failure is None:
             for line in list(self.lines):
                 line.free_dead()
+        if now - self._written > STATUS_S:
+            self._written = now
+            self._write_status()
+
+    def _under_way(self, device: int) -> str:
+        """Which step a lost worker had not ended."""
+        with self.changed:
+            steps = [step for step in self.steps if device in step.devices]
+        if not steps:
+            return ""
+        plan = steps[0].plan
+        line = next((line for line in plan.plan.lines if line), "a line that is not known")
+        more = f" (and {len(steps) - 1} after it)" if len(steps) > 1 else ""
+        return f"\n  under way was plan {plan.number}{more}, from {line}"
 
     # --- failing and closing ---------------------------------------------------------------------------------------
 

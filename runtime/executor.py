@@ -70,6 +70,10 @@ class DevicePlan:
             values = {item.register: given for item, given in zip(self.plan.inputs, inputs)}
             return self._go_on(values, 0, step)
 
+    def at(self, frame: Any) -> int | None:
+        """The instruction that a frame of this plan's function is at; None for other frames."""
+        return self._lines.get(frame.f_lineno) if frame.f_code is self._function.__code__ else None
+
     def _where(self, error: Exception) -> tuple[int | None, dict[int, Any]]:
         """The instruction that raised, and the registers as they were."""
         trace = error.__traceback__

@@ -6,7 +6,7 @@ In: a tensor or its parts, a spec, a mesh shape. Out: parts by coordinate, over 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -55,3 +55,13 @@ def join(
         whole = own[0] if not pending else reduce_parts(own, pending[0].op)
         put_local(full, whole, cuts, mesh_shape, coordinate)
     return full
+
+
+def whole_shape(shapes: Mapping[Coordinate, tuple[int, ...]], spec: Spec) -> tuple[int, ...]:
+    """The full shape of parts over the varying axes: along each dim, the sizes of the parts that cut it, added up."""
+    found = []
+    for dim in range(len(next(iter(shapes.values())))):
+        cutting = {axis for axis, placed in enumerate(spec) if type(placed) is Split and placed.dim == dim}
+        own = [shape for at, shape in shapes.items() if not any(c and a not in cutting for a, c in enumerate(at))]
+        found.append(sum(shape[dim] for shape in own))
+    return tuple(found)

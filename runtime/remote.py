@@ -19,7 +19,7 @@ from dtorch.ir.layout import Spec, Whole, local_shape
 from dtorch.ir.plan import Plan
 from dtorch.runtime.base import LoadedPlan, Runtime
 from dtorch.runtime.cluster import INLINE_BYTES, Cluster
-from dtorch.runtime.parts import Coordinate, coordinates, cut, join, varying_axes
+from dtorch.runtime.parts import Coordinate, coordinates, cut, join, varying_axes, whole_shape
 from dtorch.runtime.protocol import Kind, as_buffer, as_bytes, describe, encode, pack_run
 
 LOSS_S = 0.5  # after communication failed: how long until the loss of its other end is noticed
@@ -111,13 +111,16 @@ class ClusterRuntime(Runtime):
         self.cluster.check()
         axes = varying_axes(spec, self.mesh_shape)
         handle: Handle | None = None
+        shapes: dict[Coordinate, tuple[int, ...]] = {}
         for own in coordinates(axes, self.mesh_shape):
             part = read(own)
+            shapes[own] = tuple(part.shape)
             if handle is None:
                 handle = Handle(self, 0, (), part.dtype, spec)
                 handle.rebuild = read
-            handle.number = self.cluster.put(handle.id, {self._holders(own, axes): part})
+            handle.number = self.cluster.put(handle.id, {self.holders(own, axes): part})
         assert handle is not None
+        handle.shape = whole_shape(shapes, spec)
         return handle
 
     def lend(self, tensor: torch.Tensor, spec: Spec) -> Any:
@@ -134,13 +137,13 @@ class ClusterRuntime(Runtime):
         axes = varying_axes(spec, self.mesh_shape)
         wanted = []
         for own in coordinates(axes, self.mesh_shape):
-            device = self._live(self._holders(own, axes))
+            device = self._live(self.holders(own, axes))
             wanted.append((device, data.id, dtype, local_shape(shape, spec, self.mesh_shape, own)))
-        self._refuse_lost(data)
+        self.refuse_lost(data)
         try:
             parts = self.cluster.get(wanted)
         except Exception:
-            self._refuse_lost(data)  # what the worker told of the failing step says more
+            self.refuse_lost(data)  # what the worker told of the failing step says more
             raise
         self._settle(data, wanted)
         return join(parts, shape, dtype, spec, self.mesh_shape)
@@ -184,7 +187,8 @@ class ClusterRuntime(Runtime):
 
     # --- within ---------------------------------------------------------------------------------------------------
 
-    def _refuse_lost(self, data: Handle) -> None:
+    def refuse_lost(self, data: Handle) -> None:
+        """Raise what made a value fail, if it did."""
         error = self.cluster.failed.get(data.id)
         if error is not None:
             if isinstance(error, DeviceError):  # it may be the consequence of a loss that is noticed next
@@ -196,7 +200,7 @@ class ClusterRuntime(Runtime):
         """Workers that were not asked may have failed at the value."""
         if len(wanted) < len(self.device_ids):
             self.cluster.wait(self.device_ids, data.number)
-        self._refuse_lost(data)
+        self.refuse_lost(data)
 
     def _live(self, devices: Sequence[int]) -> int:
         for device in devices:
@@ -212,10 +216,10 @@ class ClusterRuntime(Runtime):
             part = cut(source, spec, self.mesh_shape, own)
             if axes and not part.is_contiguous():
                 part = part.contiguous()
-            found[self._holders(own, axes)] = part.detach().requires_grad_() if grad else part
+            found[self.holders(own, axes)] = part.detach().requires_grad_() if grad else part
         return found
 
-    def _holders(self, own: Coordinate, axes: Sequence[int]) -> tuple[int, ...]:
+    def holders(self, own: Coordinate, axes: Sequence[int]) -> tuple[int, ...]:
         """The devices whose coordinates agree with `own` on the axes."""
         everywhere = coordinates(range(len(self.mesh_shape)), self.mesh_shape)
         return tuple(
@@ -276,8 +280,29 @@ class ClusterPlan(LoadedPlan):
         cluster.check()
         if self._generation != cluster.generation:
             self._send()
+        if cluster.failed:
+            for item in inputs:
+                if type(item) is Handle:
+                    runtime.refuse_lost(item)
         whole = (Whole(),) * len(runtime.mesh_shape)
         given = [runtime.lend(item, whole) if isinstance(item, torch.Tensor) else item for item in inputs]
+        outputs = [Handle(runtime, 0, item.shape, item.dtype, item.spec) for item in self.plan.outputs]
+        self._launch(given, outputs)
+        cluster.hold_back(runtime.device_ids, runtime.last)
+        return outputs
+
+    def send_again(self, step: Step, outputs: list[Any]) -> None:
+        """Run a step once more after workers were lost; outputs that nobody holds any more are made and freed."""
+        runtime, cluster = self.runtime, self.runtime.cluster
+        if self._generation != cluster.generation:
+            self._send()
+        made = [
+            Handle(runtime, 0, i.shape, i.dtype, i.spec) if o is None else o for i, o in zip(self.plan.outputs, outputs)
+        ]
+        self._launch(step.inputs, made)
+
+    def _launch(self, given: list[Any], outputs: list[Handle]) -> None:
+        runtime, cluster = self.runtime, self.runtime.cluster
         lent = [item for item in given if type(item) is Lent]
         arguments, index = [], -1
         for item in given:
@@ -286,7 +311,6 @@ class ClusterPlan(LoadedPlan):
                 index -= 1
             else:
                 arguments.append(item.id)
-        outputs = [Handle(runtime, 0, item.shape, item.dtype, item.spec) for item in self.plan.outputs]
         with cluster.board.sending:
             packed = pack_run(self.number, arguments, [output.id for output in outputs], runtime.take_dead())
             number = runtime.last = cluster.board.reserve()
@@ -294,11 +318,9 @@ class ClusterPlan(LoadedPlan):
                 output.number = number
             self._send_step(number, packed, lent)
         cluster.steps.append(Step(self, number, runtime.device_ids, given, [weakref.ref(each) for each in outputs]))
-        cluster.hold_back(runtime.device_ids, number)
-        return outputs
 
     def _send_step(self, number: int, packed: Any, lent: list[Lent]) -> None:
-        board, token = self.runtime.cluster.board, self.runtime.cluster.token
+        token = self.runtime.cluster.token
         for device in self.runtime.device_ids:
             keep, metas, blobs = [], [], []
             for item in lent:
@@ -307,7 +329,8 @@ class ClusterPlan(LoadedPlan):
                 keep.append(data)
                 metas.append(meta)
                 blobs.append(as_buffer(data))
-            board.send_frames(device, encode(token, Kind.RUN, device, number, packed, metas or None, blobs))
+            frames = encode(token, Kind.RUN, device, number, packed, metas or None, blobs)
+            self.runtime.cluster.send_frames(device, number, frames)
 
 
 @dataclass

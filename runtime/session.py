@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import threading
 import weakref
+from typing import Any
 
 import torch
 
@@ -76,6 +77,14 @@ class Session:
             self.workers = None
         for cluster in clusters:
             cluster.close()
+
+
+    def status(self) -> list[dict[str, Any]]:
+        """What is known of each worker: see `dtorch.status`."""
+        found = []
+        for cluster in self.clusters():
+            found.extend(cluster.status())
+        return found
 
 
 SESSION = Session()

@@ -43,7 +43,7 @@ class Switchboard:
         self.token = token
         self.context = zmq.Context()
         self._numbers = itertools.count(1)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._commands = self.context.socket(zmq.ROUTER)
         self._answers = self.context.socket(zmq.PULL)
         for socket in (self._commands, self._answers):
@@ -73,7 +73,7 @@ class Switchboard:
         return next(self._numbers)
 
     @property
-    def sending(self) -> threading.Lock:
+    def sending(self) -> Any:
         """Held while the messages of one step are sent to all workers, so that all get steps in the same order."""
         return self._lock
 

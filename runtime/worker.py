@@ -63,6 +63,7 @@ class Worker:
         self.arena = Arena(0, settings["arena_fd"]) if settings.get("arena_fd") is not None else None
         self.doing: tuple[int, float] = (0, 0.0)  # number of the message at work, and since when
         self.done = 0
+        self._main = threading.get_ident()
         self._told = 0
         token = bytes.fromhex(settings["token"])
         lines = (settings["commands"], settings["answers"], token, self.device_id)
@@ -246,6 +247,8 @@ class Worker:
             number, since = self.doing
             busy_s = time.monotonic() - since if number else 0.0
             pulse = {"at": number, "busy_s": round(busy_s, 3), "values": len(self.values), "memory": self._memory()}
+            if busy_s > every_s:
+                pulse["what"] = self._what()
             line.answer(Kind.PULSE, data=pulse)
             message = line.receive(every_s * 1e3)
             if message is not None:
@@ -255,6 +258,18 @@ class Worker:
             elif time.monotonic() - heard > limit_s:
                 print("the controller is silent: this worker ends", flush=True)
                 os._exit(3)
+
+    def _what(self) -> str:
+        """The plan, kernel and user's line that the main thread is at: read off its frames, which costs it nothing."""
+        frame = sys._current_frames().get(self._main)
+        while frame is not None:
+            for number, plan in list(self.plans.items()):
+                position = plan.at(frame)
+                if position is not None:
+                    instruction = plan.plan.instructions[position]
+                    return f"{instruction.kernel} of plan {number}, from {plan.plan.lines[instruction.line]}"
+            frame = frame.f_back
+        return ""
 
     def _memory(self) -> int:
         if self.device.type == "cuda":

@@ -28,7 +28,7 @@ LAYERS = (
     ("graph",),
     ("factories",),
     ("nn", "models", "test"),
-    ("api",),
+    ("api", "workers"),
     ("__main__", "dtorch"),
 )
 RANKS = {room: rank for rank, layer in enumerate(LAYERS) for room in layer}

@@ -1,0 +1,76 @@
+"""The workers of this process, for users: start them, look at them, mend them, end them.
+
+In: how devices are to be run. Out: nothing to hold; meshes made afterwards use the workers. Without a call to `init`
+the option `workers` decides, and workers start when the first mesh needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from dtorch.errors import DeviceError, OptionError, nearest
+from dtorch.options import WORKERS
+from dtorch.runtime.recovery import recover as recover_cluster
+from dtorch.runtime.session import SESSION
+
+
+def init(workers: str = "process", devices: int | Iterable[int] | None = None, device_type: str = "cpu") -> None:
+    """Choose how the devices of meshes are run, and start workers now instead of at the first use.
+
+    Args:
+        workers: "process" (a worker process for each device), "simulated" (all devices in this process), or "auto"
+            (processes for meshes of several GPUs, else simulated).
+        devices: ids, or how many, of workers to start now; None starts each when a mesh first needs it.
+        device_type: "cpu" or "cuda", of these devices.
+
+    Raises:
+        OptionError: an unknown way. DeviceError: a worker does not come up; the message has its last lines.
+    """
+    if workers not in WORKERS:
+        hint = f" Did you mean {', '.join(nearest(workers, WORKERS))}?" if nearest(workers, WORKERS) else ""
+        raise OptionError(f"workers={workers!r} is not known; there is: {', '.join(WORKERS)}.{hint}")
+    if device_type not in ("cpu", "cuda"):
+        raise OptionError(f"device_type={device_type!r} is not known; there is: cpu, cuda.")
+    SESSION.workers = workers
+    if devices is None or workers == "simulated":
+        return
+    ids = list(range(devices)) if isinstance(devices, int) else list(devices)
+    if not ids or not all(isinstance(each, int) and each >= 0 for each in ids) or len(set(ids)) < len(ids):
+        raise OptionError(f"devices={devices!r}: give how many, or ids that are different and not negative.")
+    SESSION.cluster(device_type).start(ids)
+
+
+def shutdown() -> None:
+    """End all workers and forget what `init` chose. Values on workers are gone; reading one raises DeviceError."""
+    SESSION.shutdown()
+
+
+def recover() -> dict[str, int]:
+    """Mend the workers after one was lost, and go on.
+
+    Lost workers are restarted. Values come back from a device that holds the same part, or from the files that weights
+    were read from; the others raise ValueLostError when they are read. Steps that were sent and had not ended are run
+    again, so futures and tensors of theirs can be read.
+
+    Returns:
+        Counts: `workers` restarted, values `rebuilt` and `lost`, `steps` sent again. All zero if nothing was wrong.
+    """
+    counts = {"workers": 0, "rebuilt": 0, "lost": 0, "steps": 0}
+    clusters = SESSION.clusters()
+    if not clusters:
+        raise DeviceError("there are no workers to recover: dtorch.init() or a mesh starts them.")
+    for cluster in clusters:
+        for name, count in recover_cluster(cluster).items():
+            counts[name] += count
+    return counts
+
+
+def status() -> list[dict[str, Any]]:
+    """What each worker does now; empty where devices are simulated. `dtorch status` prints it from another shell.
+
+    Each entry has worker, host, device, pid, state ("starting", "idle", "busy", "dead"), doing (kernel, plan and line,
+    if it has been at it for a while), queue (commands it was sent and has not told to be done), values (kept),
+    memory_bytes (of the process; on CUDA allocated on the GPU) and heard_s (seconds since its last sign of life).
+    """
+    return SESSION.status()
