@@ -634,7 +634,7 @@ autocast_anywhere: Callable[[], bool] = torch._C._is_any_autocast_enabled
 def autocast_reaches(op: OpOverload) -> bool:
     """Whether autocast has a rule for an operator, on any kind of device."""
     keys = [key for key in dir(torch._C.DispatchKey) if key.startswith("Autocast")]
-    return any(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key) for key in keys)
+    return torch._C._dispatch_has_kernel(op.name()) and any(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key) for key in keys)
 
 
 def set_data(symbol: torch.Tensor, other: torch.Tensor) -> None:

@@ -35,18 +35,24 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 _META = torch.device("meta")
 
-VIEWS = """view transpose t permute unsqueeze squeeze expand slice select alias detach diagonal unbind split
-split_with_sizes unfold view_as_real view_as_complex real imag"""
-PRODUCTS = "mm bmm matmul linear addmm baddbmm addmv mv dot outer einsum scaled_dot_product_attention"
+VIEWS = """view _unsafe_view transpose t permute unsqueeze squeeze expand slice select alias detach diagonal unbind
+split split_with_sizes unfold view_as_real view_as_complex real imag meshgrid
+broadcast_tensors"""
+PRODUCTS = """mm bmm matmul linear addmm baddbmm addmv mv dot outer inner tensordot einsum
+scaled_dot_product_attention"""
 REDUCTIONS = """sum mean amax amin max min argmax argmin prod var std norm linalg_vector_norm all any cumsum cumprod
-logsumexp softmax log_softmax layer_norm rms_norm group_norm count_nonzero"""
+var_mean std_mean logsumexp softmax log_softmax layer_norm rms_norm group_norm count_nonzero"""
 MOVES = """cat stack clone _to_copy copy flip roll repeat tril triu constant_pad_nd pad index index_select gather
 embedding take_along_dim masked_fill where topk sort argsort scatter scatter_add index_add index_copy index_fill
-slice_scatter select_scatter"""
+slice_scatter select_scatter index_put hstack vstack dstack tile repeat_interleave bucketize scatter_reduce"""
 MADE_LIKE = "zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty fill"
-OTHERS = "dropout glu pixel_shuffle lerp addcmul addcdiv clamp relu6 softplus elu leaky_relu"
+OTHERS = """dropout glu pixel_shuffle pixel_unshuffle rsub floor_divide hardswish prelu log_sigmoid isclose zero
+mse_loss l1_loss smooth_l1_loss cross_entropy_loss binary_cross_entropy_with_logits square pow"""
 LISTED = frozenset(" ".join((VIEWS, PRODUCTS, REDUCTIONS, MOVES, MADE_LIKE, OTHERS)).split())
-"""Operators that torch can run on meta tensors without reading them, by name; all element-wise ones are besides."""
+"""Operators that torch can run on meta tensors without reading them, by name; all element-wise ones are besides.
+
+Not here: convolutions and pools, which choose a memory format by the device.
+"""
 
 
 def accepts(op: torch_private.OpOverload) -> bool:
@@ -73,6 +79,7 @@ def look(called: Operation) -> bool:
     on_cpu = called.metas[0].device.type == "cpu"
     found = torch_private.composite_calls(
         lambda: called.function(*fill(called.args, given), **fill(called.kwargs, given)),
+        given,
         accepts if on_cpu else _accepts_elsewhere,
         CPU_SHAPE_RULES if on_cpu else SHAPE_RULES,
     )
@@ -83,7 +90,8 @@ def look(called: Operation) -> bool:
     if not all(notes.take(*call) for call in calls):
         return False
     flat, spec = torch_private.tree_flatten(result)
-    storages = {torch_private.storage_id(tensor): i for i, tensor in reversed(list(enumerate(given)))}
+    positions = {id(tensor): i for i, tensor in enumerate(given)}
+    storages = {torch_private.storage_id(tensor): i for i, tensor in enumerate(given)}
     results: list[Any] = []
     aliases: list[Any] = []
     outputs: list[Any] = []
@@ -92,18 +100,21 @@ def look(called: Operation) -> bool:
             results.append(value)
             aliases.append(None)
             continue
-        known = notes.known.get(id(value))
+        known = notes.ref_of(value)
         if known is None:
             return False
         results.append(meta_of(value, notes.device))
-        if known.index < len(given) and given[known.index] is value:
-            aliases.append((SELF, known.index))
-        else:
-            base = storages.get(torch_private.storage_id(value))
-            aliases.append(None if base is None else (VIEW, base))
-            outputs.append(known)
-    called.results, called.spec, called.aliases, called.mutated = results, spec, aliases, ()
-    called.expansion = notes.expansion(tuple(outputs))
+        if id(value) in positions:
+            aliases.append((SELF, positions[id(value)]))
+            continue
+        base = storages.get(torch_private.storage_id(value))
+        if base is not None and notes.written:
+            return False  # a view, before or after the write
+        aliases.append(None if base is None else (VIEW, base))
+        outputs.append(known)
+    mutated = tuple(sorted(notes.written))
+    called.results, called.spec, called.aliases, called.mutated = results, spec, aliases, mutated
+    called.expansion = notes.expansion((*outputs, *[notes.known[id(given[i])] for i in mutated]))
     return True
 
 
@@ -117,13 +128,28 @@ class _Notes:
 
     def __init__(self, given: list[torch.Tensor], device: torch.device) -> None:
         self.given, self.device = len(given), device
+        self.inputs = given
+        self.written: set[int] = set()
+        self.views = False
         self.known: dict[int, Ref] = {id(tensor): ref(i) for i, tensor in enumerate(given)}
         self.steps: list[Any] = []
         self.kept: list[Any] = []
 
+    def ref_of(self, value: torch.Tensor) -> Ref | None:
+        """The number of a result: of the very object, or (factories hand out a second one) of the same memory."""
+        known = self.known.get(id(value))
+        last = self.kept[-1] if self.kept else None
+        if known is None and isinstance(last, torch.Tensor) and meta_of(last) is meta_of(value):
+            if torch_private.storage_id(last) == torch_private.storage_id(value) and not self.views:
+                return self.known.get(id(last))
+        return known
+
     def take(self, target: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> bool:
         """Note one call; False where something in it is not understood."""
         self.kept.append(result)
+        twin = torch_private.functional_twin(target)
+        if twin is not None:
+            return self._write(twin, args, kwargs, result)
         if target in DROPPED or is_inactive_dropout(target, args):
             self.known[id(result)] = self.known[id(args[0])]
             return True
@@ -144,7 +170,26 @@ class _Notes:
             self._step(operator.getitem, (whole, i), {}, part)
         return True
 
+    def _write(self, twin: Any, args: tuple, kwargs: dict[str, Any], result: torch.Tensor) -> bool:
+        """A call that gives an input a new value: its functional twin's result, if it is of the input's kind."""
+        target = args[0]
+        position = next(i for i, tensor in enumerate(self.inputs) if tensor is target)
+        meta = meta_of(target)
+        if meta_of(result) is not meta or not meta.contiguous or self.views:  # a view would have to be derived again
+            return False
+        source = args[1] if twin is aten.copy.default else None
+        if isinstance(source, torch.Tensor) and meta_of(source) is meta:
+            self.known[id(target)] = self.known[id(source)]
+        elif self.take(twin, args, kwargs, result):
+            self.known[id(target)] = self.known[id(result)]
+        else:
+            return False
+        self.written.add(position)
+        return True
+
     def _step(self, target: Any, args: tuple, kwargs: dict[str, Any], result: torch.Tensor) -> None:
+        if target is not operator.getitem and torch_private.schema_facts(target).aliases is not None:
+            self.views = True
         self.known[id(result)] = ref(self.given + len(self.steps))
         self.steps.append((target, args, kwargs, self._val(result)))
 

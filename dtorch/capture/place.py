@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph
 
-from dtorch import torch_private
 from dtorch.capture.steps import Expansion, fill
 from dtorch.ir import ops
 from dtorch.ir.layout import WHOLE, Pending, Spec
@@ -23,12 +22,19 @@ from dtorch.sharding.problem import tensor_arguments
 from dtorch.sharding.propagate import place_openly
 
 
+@dataclass(frozen=True)
+class Sheet:
+    """Holds a graph, as a GraphModule does; without code, which takes longer to make than all the rest."""
+
+    graph: Graph
+
+
 @dataclass(frozen=True, eq=False)
 class PlacedStep:
     """A placed expansion. `outputs`: value (metadata) and placement of each; `moves`: its redistributes in words."""
 
     name: str
-    graph: GraphModule
+    graph: Sheet
     outputs: tuple[tuple[Any, Spec], ...]
     moves: str
     expansion: Expansion  # held, since the cache knows it by id
@@ -97,7 +103,7 @@ def place_made(expansion: Expansion, spec: Spec, mesh_shape: tuple[int, ...]) ->
         result = graph.call_function(ops.redistribute, (result, before, spec))
         result.meta.update(val=val, spec=spec)
     graph.output((result,))
-    module = torch_private.lazy_graph_module(graph)
+    module = Sheet(graph)
     made = PlacedStep(str(expansion.steps[0].target), module, ((result.meta["val"], spec),), "", expansion)
     _PLACED[key] = made
     return made
@@ -120,7 +126,7 @@ def _place(
         nodes.append(node)
     results = tuple(nodes[output.index] for output in expansion.outputs)
     graph.output(results)
-    module = torch_private.lazy_graph_module(graph)
+    module = Sheet(graph)
     placed = place_openly(module, names, mesh_shape)
     moves = [node for node in graph.nodes if node.target is ops.redistribute]
     shapes = [list(node.args[0].meta["val"].shape) for node in moves]

@@ -47,6 +47,15 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     return _new((*x.shape[:-1], weight.shape[0]), x)
 
 
+def matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:
+    """(..., m, k), (..., k, n) → (..., m, n) with equal leading dims, in any memory."""
+    if x.dim() != y.dim() or x.dim() < 2 or not x.dtype.is_floating_point or not _alike(x, (y,)):
+        return None
+    if x.shape[-1] != y.shape[-2] or x.shape[:-2] != y.shape[:-2] or 0 in (*x.shape, *y.shape):
+        return None
+    return _new((*x.shape[:-1], y.shape[-1]), x)
+
+
 def layer_norm(
     x: torch.Tensor,
     shape: Sequence[int],
@@ -154,6 +163,7 @@ def _rules() -> dict[Any, ShapeRule]:
     return found | {
         aten.clamp.default: clamp,
         aten.linear.default: linear,
+        aten.matmul.default: matmul,
         aten.layer_norm.default: layer_norm,
         aten.rms_norm.default: rms_norm,
         aten.group_norm.default: group_norm,

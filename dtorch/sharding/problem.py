@@ -9,10 +9,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, Node
 
 from dtorch.ir.signature import Signature
 from dtorch.sharding.factors import Alternatives, Mapping
@@ -78,7 +78,13 @@ _TEMPLATES: dict[Any, Template] = {}
 _TEMPLATES_MAX = 20_000
 
 
-def read_problem(graph: GraphModule, signature: Signature) -> Problem:
+class HasGraph(Protocol):
+    """A GraphModule, or whatever else holds a graph."""
+
+    graph: Graph
+
+
+def read_problem(graph: HasGraph, signature: Signature) -> Problem:
     """Number the tensors of a global graph and look up the factors of each op."""
     values: list[Value] = []
     steps: list[Step] = []

@@ -12,7 +12,8 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from torch.fx import GraphModule, Node
+from torch import Tensor
+from torch.fx import Node
 
 from dtorch.errors import ShardingWarning
 from dtorch.ir import ops
@@ -20,7 +21,7 @@ from dtorch.ir.cost import CostModel
 from dtorch.ir.layout import WHOLE, Pending, Spec, Whole
 from dtorch.ir.signature import Signature
 from dtorch.sharding.moves import At, Free
-from dtorch.sharding.problem import Problem, read_problem
+from dtorch.sharding.problem import HasGraph, Problem, read_problem
 from dtorch.sharding.requests import DATA_AXES, Requests, given_on_axis
 from dtorch.sharding.search import AxisChoice, choose
 from dtorch.sharding.units import mark_units
@@ -36,7 +37,7 @@ class Placement:
 
 
 def propagate(
-    graph: GraphModule,
+    graph: HasGraph,
     signature: Signature,
     requests: Requests,
     cost: CostModel | None = None,
@@ -58,11 +59,13 @@ def propagate(
     return _write(graph, problem, choices, requests.mesh_shape, cost, tied)
 
 
-def place_openly(graph: GraphModule, inputs: dict[str, Spec], mesh_shape: tuple[int, ...]) -> tuple[Spec, ...]:
+def place_openly(graph: HasGraph, inputs: dict[str, Spec], mesh_shape: tuple[int, ...]) -> tuple[Spec, ...]:
     """Place a small graph whose inputs are where they are, and leave its results as they come (Pending too).
 
     For eager code, op by op. Writes specs and redistributes into `graph`; gives the results' specs, in order.
     """
+    if all(type(placed) is Whole or size == 1 for spec in inputs.values() for placed, size in zip(spec, mesh_shape)):
+        return _all_whole(graph, (WHOLE,) * len(mesh_shape))
     cost = CostModel()
     problem = read_problem(graph, Signature((), ()))
     problem.open_results = True
@@ -75,6 +78,19 @@ def place_openly(graph: GraphModule, inputs: dict[str, Spec], mesh_shape: tuple[
     writer = _Writer(graph, problem, specs, mesh_shape, cost)
     _rewire_all(writer, problem, choices, specs)
     return tuple(specs[index] for index in problem.outputs if index is not None)
+
+
+def _all_whole(graph: HasGraph, whole: Spec) -> tuple[Spec, ...]:
+    """Where no input is cut nothing is: what the search would find, whatever the rules say."""
+    results: tuple[Node, ...] = ()
+    for node in graph.graph.nodes:
+        if node.op == "output":
+            results = node.args[0]
+            continue
+        val = node.meta["val"]
+        many = isinstance(val, (list, tuple))
+        node.meta["spec"] = tuple([whole for part in val if isinstance(part, Tensor)]) if many else whole
+    return (whole,) * len(results)
 
 
 def _tied(problem: Problem, signature: Signature) -> dict[int, int]:
@@ -112,7 +128,7 @@ def _warn_without_rule(problem: Problem, choices: list[AxisChoice], requests: Re
 
 
 def _write(
-    graph: GraphModule,
+    graph: HasGraph,
     problem: Problem,
     choices: list[AxisChoice],
     mesh_shape: tuple[int, ...],
@@ -166,7 +182,7 @@ class _Writer:
     """Inserts redistribute nodes, one for each (value, placement), fed from the cheapest form there is."""
 
     def __init__(
-        self, graph: GraphModule, problem: Problem, specs: list[Spec], mesh_shape: tuple[int, ...], cost: CostModel
+        self, graph: HasGraph, problem: Problem, specs: list[Spec], mesh_shape: tuple[int, ...], cost: CostModel
     ) -> None:
         self.graph, self.problem, self.specs, self.mesh_shape, self.cost = graph, problem, specs, mesh_shape, cost
         self.forms: dict[int, dict[Spec, Node]] = {}

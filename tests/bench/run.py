@@ -18,7 +18,7 @@ from datetime import date
 from pathlib import Path
 
 HERE = Path(__file__).parent
-NAMES = ("bench_propagation", "bench_compile", "bench_calls", "bench_eager")
+NAMES = ("bench_propagation", "bench_compile", "bench_calls", "bench_eager", "bench_first_call")
 
 
 def main() -> int:

@@ -62,13 +62,9 @@ def listed(expansion):
 def difference(short, long):
     """What the two ways do not agree on, or None."""
     long.probe()
-    if long.mutated:
-        return f"writes {long.mutated}"
     for name in ("results", "aliases", "spec", "mutated"):
         if getattr(short, name) != getattr(long, name):
             return f"{name}: {getattr(short, name)} and not {getattr(long, name)}"
-    if not any(isinstance(alias, tuple) or alias is None for alias in long.aliases):
-        return None
     direct_steps, general = short.expansion, long.expand()
     if listed(direct_steps) != listed(general) or direct_steps.outputs != general.outputs:
         return f"{listed(direct_steps)} {direct_steps.outputs} and not {listed(general)} {general.outputs}"
@@ -84,3 +80,12 @@ def test_what_the_direct_way_understands_it_expands_as_the_general_way_does(case
         return
     found = difference(short, long)
     assert found is None, f"{case.name}: {found}"
+
+
+def test_most_functions_are_understood_directly():
+    understood = {case.name for case in CASES if direct.look(opened(case, lambda tensor: tensor)[0])}
+    hot = """torch.add Tensor.add_ torch.matmul F.linear Tensor.view Tensor.reshape Tensor.transpose torch.cat
+    torch.stack torch.sum torch.mean F.softmax F.layer_norm F.rms_norm F.scaled_dot_product_attention F.embedding
+    torch.where F.gelu torch.eq Tensor.to Tensor.float torch.split torch.topk torch.index_select torch.gather Tensor.masked_fill"""
+    missing = set(hot.split()) & {case.name for case in CASES} - understood
+    assert not missing and len(understood) > 200, missing

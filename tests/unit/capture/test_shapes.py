@@ -97,6 +97,21 @@ def test_layers_give_what_torch_gives(dtype):
     assert bool(answered) == dtype.is_floating_point
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_products_are_dense_whatever_lies_in_their_factors(dtype):
+    answered = 0
+    sizes = [
+        *[((5, 7), (7, 3)), ((1, 7), (7, 1)), ((2, 5, 7), (2, 7, 3)), ((1, 5, 7), (1, 7, 3))],
+        *[((2, 3, 4, 5), (2, 3, 5, 1)), ((2, 5, 7), (7, 3)), ((5, 7), (2, 7, 3))],
+        *[((5, 7), (6, 3)), ((7,), (7,)), ((0, 7), (7, 3))],
+    ]
+    for left, right in sizes:
+        for x, y in itertools.product(layouts(*left), layouts(*right)):
+            answered += agree(aten.matmul.default, [x.to(dtype), y.to(dtype)])
+            answered += agree(aten.matmul.default, [x.to(dtype), y.to(torch.float16)])
+    assert bool(answered) == dtype.is_floating_point
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_attention_lies_in_memory_as_its_query(dtype):
     answered = 0
