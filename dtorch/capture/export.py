@@ -18,7 +18,7 @@ from dtorch.capture.expand import DROPPED, is_inactive_dropout
 from dtorch.capture.host import shared_copy
 from dtorch.capture.module import aliased_argument, flatten_arguments
 from dtorch.capture.results import result_structure
-from dtorch.capture.structure import Flat, Structure
+from dtorch.capture.structure import Container, Flat, Static, Structure
 from dtorch.capture.traced import Traced
 from dtorch.errors import CaptureError, DataDependentError, InputError
 from dtorch.ir.signature import InputSpec, OutputSpec, Signature
@@ -84,6 +84,18 @@ def _dynamic_shapes(given: Flat, dynamic: Dynamic) -> tuple[Any, ...]:
     return tuple(shapes)
 
 
+def symbolic_dims(traced: Traced, given: Flat) -> set[tuple[int, int]]:
+    """Which dims of which tensor arguments (by number) an exported program leaves open."""
+    numbers = {path: number for number, path in enumerate(given.paths)}
+    return {
+        (numbers[spec.target], dim)
+        for spec in traced.signature.inputs
+        if spec.kind in ("user", "state")
+        for dim, size in enumerate(spec.shape)
+        if isinstance(size, torch.SymInt) and torch_private.symbolic_expression(size).free_symbols
+    }
+
+
 def _covers(name: str, path: str) -> bool:
     return path == name or path.startswith(name + ".")
 
@@ -92,7 +104,18 @@ class _Found:
     """What the flat forward saw beside tensors. No attribute of the module: torch.export puts those back."""
 
     structure: Structure | None = None
+    assigned: tuple[str, ...] = ()  # attributes of modules
     aliases: list[int | None] = []
+
+
+def _attributes(model: torch.nn.Module) -> dict[str, Any]:
+    """Everything that the modules hold under a name, by path."""
+    found: dict[str, Any] = {}
+    for path, module in model.named_modules():
+        parameters, buffers = torch_private.tensor_stores(module)
+        for name, value in (*module.__dict__.items(), *parameters.items(), *buffers.items()):
+            found[f"{path}.{name}".removeprefix(".")] = value
+    return found
 
 
 class _FlatForward(torch.nn.Module):
@@ -105,11 +128,42 @@ class _FlatForward(torch.nn.Module):
 
     def forward(self, leaves: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         (args, kwargs), containers = self.given.rebuild(list(leaves))
+        before = _attributes(self.model)
         result = self.model(*args, **kwargs)
+        after = _attributes(self.model)
+        assigned = sorted(name for name in after if after[name] is not before.get(name))
+        replaced = [name for name in assigned if isinstance(before.get(name), torch.Tensor)]
+        if replaced:
+            raise CaptureError(
+                f"the forward replaces {', '.join(replaced[:4])} by another tensor, which torch.export forgets: write "
+                "into it (copy_, add_), or use dynamic=False."
+            )
+        self.found.assigned = tuple(assigned)
         structure, results = result_structure(result, (args, kwargs), self.given, list(leaves), containers)
+        _refuse_symbolic(structure)
         self.found.structure = structure
         self.found.aliases = [next((i for i, leaf in enumerate(leaves) if leaf is each), None) for each in results]
         return tuple(results)
+
+
+def _refuse_symbolic(structure: Structure) -> None:
+    """A number that depends on sizes, standing in the result beside its tensors, would be the example's for ever."""
+    stack: list[Any] = [structure.tree, *structure.effects]
+    while stack:
+        tree = stack.pop()
+        if isinstance(tree, Container):
+            stack += [*tree.children, Static(tree.context)]
+        elif isinstance(tree, Static) and _holds_symbolic(tree.value, 4):
+            raise CaptureError(f"the model returns {tree.value!r}, which depends on sizes; only tensors can.")
+
+
+def _holds_symbolic(value: Any, depth: int) -> bool:
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return True
+    if not depth or isinstance(value, (type, torch.nn.Module)):
+        return False
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple, set)) else ()
+    return any(_holds_symbolic(item, depth - 1) for item in (*inside, *getattr(value, "__dict__", {}).values()))
 
 
 class _Import:
@@ -139,6 +193,7 @@ class _Import:
         constants = {spec.target: self.constants[spec.target] for spec in specs if spec.kind == "constant"}
         graph = torch_private.lazy_graph_module(self.graph)
         traced = Traced(graph, Signature(tuple(specs), tuple(outputs)), constants, self.wrapper.found.structure)
+        traced.assigned = self.wrapper.found.assigned
         traced.guards = torch_private.shape_guards(self.exported)
         traced.ranges = {
             symbol: (bounds.lower, bounds.upper) for symbol, bounds in self.exported.range_constraints.items()

@@ -50,6 +50,10 @@ def concretize(traced: Traced, given: Flat) -> Traced:
     return Traced(torch_private.lazy_graph_module(graph), signature, traced.constants, traced.structure)
 
 
+def _same_layout(shape: tuple[int, ...], one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    return 0 in shape or all(a == b or size == 1 for size, a, b in zip(shape, one, other, strict=True))
+
+
 class _Sizes:
     """Values of the symbols, and everything symbolic evaluated by them."""
 
@@ -68,6 +72,12 @@ class _Sizes:
         for spec in specs:
             wanted = tuple(self.number(size) for size in spec.shape)
             actual_shape = tuple(leaves[spec.target].shape)
+            strides = tuple(self.number(stride) for stride in spec.stride)
+            if wanted == actual_shape and not _same_layout(wanted, strides, leaves[spec.target].stride()):
+                raise InputError(
+                    f"argument {spec.target} has strides {leaves[spec.target].stride()}; the program was captured for "
+                    f"{list(spec.stride)}, which is {strides} for this shape. Pass a tensor laid out so."
+                )
             if wanted != actual_shape:
                 raise InputError(
                     f"argument {spec.target} has shape {actual_shape}; the program was captured for "

@@ -24,7 +24,8 @@ class Traced:
     "constant", by target. structure: rebuilds the user's result from the flat user results. reads: values of
     the inputs that Python code asked for, in order; the graph is right only for inputs for which every
     `program` gives an equal `value`. guards, ranges: for symbolic sizes, the conditions (sympy) and bounds
-    within which the graph is right. time_ms: how long capturing took.
+    within which the graph is right. assigned: attributes of modules that the forward
+    set, and that are forgotten. time_ms: how long capturing took.
     """
 
     graph: torch.fx.GraphModule
@@ -34,6 +35,7 @@ class Traced:
     reads: list[Read] = field(default_factory=list)
     guards: list[Any] = field(default_factory=list)
     ranges: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
+    assigned: tuple[str, ...] = ()
     time_ms: float = 0.0
 
     def computes_as(self, other: Traced) -> bool:

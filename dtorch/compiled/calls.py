@@ -22,10 +22,14 @@ def call_key(flat: Flat) -> tuple:
         flat.tree,
         tuple([_leaf_key(leaf) for leaf in flat.leaves]),
         torch.get_default_dtype(),
-        tuple(
-            torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in ("cpu", "cuda")
-        ),
+        tuple(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in ("cpu", "cuda")),
     )
+
+
+def kind_key(flat: Flat) -> tuple:
+    """As `call_key`, without sizes and strides: equal keys are calls that may share a symbolic capture."""
+    tree, leaves, *rest = call_key(flat)
+    return (tree, tuple([(len(shape), dtype, *others) for shape, _, dtype, *others in leaves]), *rest)
 
 
 def _leaf_key(leaf: torch.Tensor) -> tuple:

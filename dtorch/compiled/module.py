@@ -10,7 +10,7 @@ import gc
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,10 +19,11 @@ from typing import Any
 import torch
 
 from dtorch.capture.host import Host, convert_host
-from dtorch.capture.module import capture_module, flatten_arguments
+from dtorch.capture.module import flatten_arguments
 from dtorch.capture.structure import Flat
 from dtorch.capture.traced import ReadRequest, Traced
-from dtorch.compiled.calls import GuardTree, call_key, key_difference
+from dtorch.compiled.calls import GuardTree, call_key, key_difference, kind_key
+from dtorch.compiled.captures import Captures
 from dtorch.compiled.inspection import ModuleInspection
 from dtorch.compiled.program import Program, state_results
 from dtorch.compiled.weights import WeightStore
@@ -34,8 +35,6 @@ from dtorch.report.inspection import write_dump
 from dtorch.runtime.base import Runtime
 from dtorch.sharding.requests import Ask, Requests
 from dtorch.torch_private import incompatible_keys, parse_to
-
-CaptureFunction = Callable[[Host, tuple, dict[str, Any], Callable[[ReadRequest], torch.Tensor] | None], Traced]
 
 
 @dataclass
@@ -51,7 +50,7 @@ class Build:
     strict: bool = False
     dump: Path | None = None
     title: str = "module"
-    capture: CaptureFunction | None = None
+    dynamic: bool | None = None
     counts: dict[str, int] = field(default_factory=lambda: {"captures": 0, "hits": 0})
 
 
@@ -62,6 +61,7 @@ class CompiledModule(ModuleInspection, torch.nn.Module):
         super().__init__()
         self.__dict__["_build"] = build
         self.__dict__["_trees"] = OrderedDict()
+        self.__dict__["_captures"] = Captures(build.dynamic, build.title, build.counts)
         self.__dict__["_lock"] = threading.RLock()
         self.__dict__["_last"] = None
         self.training = False
@@ -97,12 +97,22 @@ class CompiledModule(ModuleInspection, torch.nn.Module):
                 )
         logger("recompiles").info("%s: %s", build.title, key_difference(key, [k for k in self._trees], flat.paths))
         read = None if build.strict else (lambda request: self._answer(request, flat))
-        capture = build.capture or capture_statically
-        began = time.perf_counter()
-        traced = capture(build.host, args, kwargs, read)
-        traced.time_ms = (time.perf_counter() - began) * 1e3
-        build.counts["captures"] += 1
-        program = self._build_program(traced, flat)
+        kind = kind_key(flat)
+
+        def captured() -> Traced:
+            began = time.perf_counter()
+            traced = self._captures.capture(build.host, kind, flat, args, kwargs, read)
+            traced.time_ms = (time.perf_counter() - began) * 1e3
+            return traced
+
+        traced = captured()
+        try:
+            program = self._build_program(traced, flat)
+        except Exception as error:
+            if not self._captures.give_up(kind, error):
+                raise
+            traced = captured()
+            program = self._build_program(traced, flat)
         tree = self._trees.setdefault(key, GuardTree())
         tree.add(traced.reads, program)
         while len(self._trees) > current().plan_cache_entries:
@@ -228,6 +238,7 @@ class CompiledModule(ModuleInspection, torch.nn.Module):
             self._build.weights.convert(dtype)
             convert_host(self._build.host, dtype)
             self._trees.clear()
+            self._captures.clear()
             self.__dict__["_last"] = None
 
     def half(self) -> CompiledModule:
@@ -300,9 +311,3 @@ def collector_paused() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def capture_statically(host: Host, args: tuple, kwargs: dict[str, Any], read: Any) -> Traced:
-    """Capture by recording the forward."""
-    return capture_module(host, args, kwargs, read=read)
-
