@@ -11,16 +11,11 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from dtorch.ir.layout import Spec, Whole
 from dtorch.ir.plan import Instruction, Plan, Ref, evaluate, expression_axes, is_expression
 from dtorch.runtime.kernels import all_gather, all_to_all, kernel, reduce_parts, reduce_scatter
+from dtorch.runtime.parts import varying_axes
 
 Axes = tuple[int, ...]
-
-
-def varying_axes(spec: Spec, mesh_shape: tuple[int, ...]) -> Axes:
-    """The mesh axes along which a value placed as `spec` may differ between coordinates."""
-    return tuple(axis for axis, placed in enumerate(spec) if type(placed) is not Whole and mesh_shape[axis] > 1)
 
 
 def compile_lockstep(plan: Plan) -> tuple[Callable[..., Any], str, dict[int, int]]:

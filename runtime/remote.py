@@ -140,6 +140,7 @@ class ClusterRuntime(Runtime):
             device = self._live(self.holders(own, axes))
             wanted.append((device, data.id, dtype, local_shape(shape, spec, self.mesh_shape, own)))
         self.refuse_lost(data)
+        self.cluster.check()
         try:
             parts = self.cluster.get(wanted)
         except Exception:

@@ -7,17 +7,16 @@ one tensor where it varies along no axis, else a list over the coordinates of th
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from dtorch.ir.layout import PENDING, Pending, Spec, Split, Whole, put_local, take_local
+from dtorch.ir.layout import Spec
 from dtorch.ir.plan import Plan
 from dtorch.runtime.base import LoadedPlan, Runtime
-from dtorch.runtime.kernels import reduce_parts
-from dtorch.runtime.lockstep import compile_lockstep, varying_axes
+from dtorch.runtime.lockstep import compile_lockstep
+from dtorch.runtime.parts import coordinates, cut, join, varying_axes
 from dtorch.torch_private import plain_execution
 
 
@@ -73,11 +72,9 @@ class SimulatedRuntime(Runtime):
             whole = source.clone() if copy else source
             return whole.requires_grad_() if grad and whole is not tensor else whole
         parts = []
-        for coordinate in self._coordinates(axes):
-            part = take_local(source, spec, self.mesh_shape, coordinate)
-            if any(placed == PENDING and coordinate[axis] for axis, placed in enumerate(spec)):  # avg, max, min: equal
-                part = torch.zeros_like(part)
-            elif copy or not part.is_contiguous():
+        for coordinate in coordinates(axes, self.mesh_shape):
+            part = cut(source, spec, self.mesh_shape, coordinate)
+            if copy or not part.is_contiguous():
                 part = part.clone(memory_format=torch.contiguous_format)
             parts.append(part.requires_grad_() if grad else part)
         return parts
@@ -85,28 +82,17 @@ class SimulatedRuntime(Runtime):
     def place_parts(self, spec: Spec, read: Callable[[tuple[int, ...]], torch.Tensor]) -> Any:
         """Read each distinct part."""
         axes = varying_axes(spec, self.mesh_shape)
-        parts = [read(coordinate).to(self.device) for coordinate in self._coordinates(axes)]
+        parts = [self._brought(read(coordinate)) for coordinate in coordinates(axes, self.mesh_shape)]
         return parts if axes else parts[0]
+
+    def _brought(self, part: torch.Tensor) -> torch.Tensor:
+        if part.device == self.device:
+            return part
+        return part.detach().to(self.device).requires_grad_(part.requires_grad)
 
     def gather(self, data: Any, shape: tuple[int, ...], dtype: torch.dtype, spec: Spec) -> torch.Tensor:
         """Put parts together; a value that is whole everywhere is returned as it is."""
-        axes = varying_axes(spec, self.mesh_shape)
-        if not axes:
-            return data.detach()
-        cut = tuple(placed if type(placed) is Split else Whole() for placed in spec)
-        pending = [(axis, placed) for axis, placed in enumerate(spec) if type(placed) is Pending and axis in axes]
-        first = spec[axes[0]]
-        if len(axes) == 1 and type(first) is Split and first.outer == 1:
-            return torch.cat([part.detach() for part in data], first.dim)
-        full = torch.empty(shape, dtype=dtype, device=data[0].device)
-        by_cut: dict[tuple[int, ...], list[torch.Tensor]] = {}
-        for coordinate, part in zip(self._coordinates(axes), data):
-            key = tuple(c if type(p) is Split else 0 for c, p in zip(coordinate, spec))
-            by_cut.setdefault(key, []).append(part.detach())
-        for coordinate, parts in by_cut.items():
-            whole = parts[0] if not pending else reduce_parts(parts, pending[0][1].op)
-            put_local(full, whole, cut, self.mesh_shape, coordinate)
-        return full
+        return join(data if isinstance(data, list) else [data], shape, dtype, spec, self.mesh_shape)
 
     def part(self, data: Any, spec: Spec, coordinate: tuple[int, ...]) -> torch.Tensor:
         """The part of one coordinate."""
@@ -114,11 +100,7 @@ class SimulatedRuntime(Runtime):
         if not axes:
             return data.detach().clone()
         own = tuple(at if axis in axes else 0 for axis, at in enumerate(coordinate))
-        return data[self._coordinates(axes).index(own)].detach().clone()
-
-    def _coordinates(self, axes: tuple[int, ...]) -> list[tuple[int, ...]]:
-        ranges = [range(self.mesh_shape[axis]) if axis in axes else (0,) for axis in range(len(self.mesh_shape))]
-        return list(itertools.product(*ranges))
+        return data[coordinates(axes, self.mesh_shape).index(own)].detach().clone()
 
     def close(self) -> None:
         """Nothing outlives its references."""

@@ -35,9 +35,14 @@ class StoredTensor:
         with safe_open(self.path, "pt") as file:
             return file.get_tensor(self.key)
 
-    def place(self, runtime: Runtime, spec: Spec, dtype: torch.dtype) -> Any:
+    def place(self, runtime: Runtime, spec: Spec, dtype: torch.dtype, requires_grad: bool) -> Any:
         """Data for `spec`, each part read by itself where the file's layout allows it."""
-        return runtime.place_parts(spec, lambda coordinate: self._part(spec, runtime.mesh_shape, coordinate).to(dtype))
+
+        def read(coordinate: tuple[int, ...]) -> torch.Tensor:
+            part = self._part(spec, runtime.mesh_shape, coordinate).to(dtype)
+            return part.requires_grad_() if requires_grad else part
+
+        return runtime.place_parts(spec, read)
 
     def _part(self, spec: Spec, mesh_shape: tuple[int, ...], coordinate: tuple[int, ...]) -> torch.Tensor:
         from safetensors import safe_open

@@ -75,10 +75,7 @@ class WeightStore:
     def _place(self, entry: Entry, spec: Spec) -> RemoteValue:
         host = entry.host
         if isinstance(host, StoredTensor):
-            parts = host.place(self.runtime, spec, entry.dtype)
-            if entry.requires_grad:
-                for part in parts if isinstance(parts, list) else [parts]:
-                    part.requires_grad_()
+            parts = host.place(self.runtime, spec, entry.dtype, entry.requires_grad)
             return RemoteValue(self.runtime, entry.shape, entry.dtype, spec, parts, entry.requires_grad)
         assert host is not None
         return self.runtime.put(_with_grad(host, entry), spec, copy=False)
