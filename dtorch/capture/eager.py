@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from dtorch import torch_private
-from dtorch.capture import fast, mutation, overrides, repeat
+from dtorch.capture import fast, mutation, overrides, positions, repeat
 from dtorch.capture.expand import Expansion, Operation, Step, fill, name_of, operation, ref
 from dtorch.capture.place import PlacedStep, must_redistribute, place_expansion, place_made
 from dtorch.capture.record import Recorder, Scan
@@ -198,6 +198,7 @@ class EagerRecorder(Recorder):
         self._plain: dict[int, tuple[Any, int, Tensor]] = {}
         self._emitted: dict[Any, Expansion] = {}
         self.pools: dict[tuple[TensorMeta, Spec], list[Tensor]] = defaultdict(list)  # dead symbols, to be used again
+        self.indexes = positions.Seen()
         self.default_dtype = torch.get_default_dtype()  # under which short ways are learnt
         self._start()
 
@@ -281,9 +282,8 @@ class EagerRecorder(Recorder):
             return entry[2]
         spec = (WHOLE,) * len(self.mesh_shape)
         symbol = self.symbol(meta_of(tensor, self.device), spec, self.home.put(tensor.detach(), spec))
-        if len(self._plain) > 1024:
-            self._plain = {key: held for key, held in self._plain.items() if held[0]() is not None}
-        self._plain[id(tensor)] = (weakref.ref(tensor), version, symbol)
+        gone = functools.partial(self._plain.pop, id(tensor))  # with the reference to the dead tensor as the default
+        self._plain[id(tensor)] = (weakref.ref(tensor, gone), version, symbol)
         return symbol
 
     # --- steps ----------------------------------------------------------------------------------------------------
@@ -409,14 +409,18 @@ class EagerRecorder(Recorder):
                 steps = self.steps
                 result = fast.found(self, known, args)
                 if result is not None:
-                    looked = opens or steps >= LOOK_OPS and (steps >= SEGMENT_OPS or function is self.anchor[0])
-                    if known is not fast.SAME and not looked:  # what has to be looked at goes this way each time
-                        repeat.note(begin, before, known, function, args, kwargs)
+                    look = steps >= LOOK_OPS and (steps >= SEGMENT_OPS or function is self.anchor[0])
+                    if known is not fast.SAME and not look:  # what has to be looked at goes this way each time
+                        repeat.note(begin, before, known, opens, function, args, kwargs)
                     return result
         if key is not None and function in fast.TAKES_NUMBERS:
             taken = self._number_as_value(function, args, kwargs)
             if taken is not None:
                 return self.quick_call(function, taken, kwargs)
+        if key is not None and function in positions.TAKES_POSITIONS:
+            found = positions.indexed(self, function, args, kwargs)
+            if found is not positions.NOT_TAKEN:
+                return found
         result = intercept_call(function, args, kwargs or {})  # unlocked: it may wait for a value
         if key is not None:
             with self.turn:

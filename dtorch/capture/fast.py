@@ -16,7 +16,7 @@ from dtorch.capture.expand import VIEW
 from dtorch.capture.mutation import ViewStep, attach_view, sources
 from dtorch.capture.repeat import fresh
 from dtorch.capture.symbol import Tensor, TensorMeta
-from dtorch.torch_private import autocast_anywhere
+from dtorch.torch_private import autocast_anywhere, dispatch_is_changed
 
 _NAMED = object()  # stands in a key between positional and named arguments
 SAME: Any = object()  # stands for `Known` where a call gives its first argument back
@@ -55,7 +55,7 @@ class Known:
 def key_of(recorder: Any, function: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
     """The key of a call at the recorder's state, or None for a call that only the long way understands.
 
-    Brings tensors that are not in the pending trace yet into it.
+    Brings tensors that are not in the pending trace yet into it, plain ones too.
     """
     key: list[Any] = [function]
     for item in args:
@@ -75,6 +75,8 @@ def key_of(recorder: Any, function: Any, args: tuple, kwargs: dict[str, Any] | N
                 return None
             key.append(float)
             key.append(item)
+        elif (kind is torch.Tensor or kind is torch.nn.Parameter) and not (_reads(function) or dispatch_is_changed()):
+            key.append(recorder.value(recorder.lift(item)))
         elif kind is tuple or kind is torch.Size or kind is list:
             key.append(kind)
             for child in item:
@@ -118,6 +120,13 @@ def key_of(recorder: Any, function: Any, args: tuple, kwargs: dict[str, Any] | N
                     return None
                 key.append(inner)
     return tuple(key)
+
+
+def _reads(function: Any) -> bool:
+    """Whether a function may want a plain tensor as it is: its values on the host, say."""
+    from dtorch.capture.intercept import SPECIAL
+
+    return function in SPECIAL
 
 
 def _slice_key(item: slice) -> tuple | None:

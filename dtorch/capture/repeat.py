@@ -19,15 +19,23 @@ from dtorch.capture.symbol import Tensor, make
 
 ALTERNATES = 4  # an edge is replaced so often by another call that comes at its state; then it stays
 
-_METHODS_WITHOUT_CASTS = (
-    "view reshape transpose permute unsqueeze squeeze flatten unflatten expand expand_as movedim swapaxes narrow "
-    "select __getitem__ contiguous clone detach t type_as to float double half bfloat16 type"
+_SELECTS = (
+    "view reshape transpose permute unsqueeze squeeze flatten unflatten expand expand_as movedim swapaxes "
+    "narrow select t __getitem__ contiguous clone detach type_as to float double half bfloat16 "
+    "masked_fill where tril triu repeat roll"
 )
-_ARITHMETIC = "add sub mul div neg abs maximum minimum"
-NOT_CAST = frozenset(getattr(torch.Tensor, name) for name in f"{_METHODS_WITHOUT_CASTS} {_ARITHMETIC}".split())
-"""Functions that autocast leaves alone: no need to ask whether it is on."""
-NOT_TYPED = frozenset(getattr(torch.Tensor, name) for name in _METHODS_WITHOUT_CASTS.split())
-"""Functions whose results do not depend on the default dtype either."""
+_COMPUTES = (
+    "add sub mul div neg abs maximum minimum mean amax amin max min argmax argmin cos sin sqrt square "
+    "relu sigmoid silu gelu clamp floor ceil eq ne lt le gt ge"
+)
+CAST_BY_NONE = tuple(f"{_SELECTS} {_COMPUTES}".split())
+NOT_CAST = frozenset(
+    getattr(home, name)
+    for home in (torch.Tensor, torch, torch.nn.functional)
+    for name in CAST_BY_NONE
+    if hasattr(home, name)
+)
+"""Functions that autocast leaves alone (a test asks torch): no need to ask whether it is on."""
 
 _BY_IDENTITY = frozenset({type(None), bool, torch.dtype, torch.memory_format, torch.layout, type(...)})
 _BY_VALUE = frozenset({int, str, torch.device})
@@ -66,50 +74,56 @@ class _UnsuitedError(Exception):
 class Pattern:
     """What is the same about all calls that one piece of code walks.
 
-    args, named: nested kinds. base: which argument the result is a view of. steps: how far it walks. asks: what can
-    change its meaning beside the arguments.
+    args, named: nested kinds. base: which argument the result is a view of. steps: how far it walks. opens: it is the
+    first call of a trace, which is noted. asks: what can change its meaning beside the arguments.
     """
 
     args: tuple
     named: tuple[tuple[str, Any], ...]
     base: int | None
     steps: int
+    opens: bool
     asks: tuple[str, ...]
 
 
-def note(begin: Any, before: Any, known: Any, function: Any, args: tuple, kwargs: dict[str, Any] | None) -> None:
+def note(
+    begin: Any, before: Any, known: Any, opens: bool, function: Any, args: tuple, kwargs: dict[str, Any] | None
+) -> None:
     """Give the state `begin` the edge of a call that has just been walked from `before`.
 
-    Between the two, values came in that the call needs. known: a `Known` of fast.py.
+    Between the two, values came in that the call needs. known: a `Known` of fast.py. opens: it was its trace's first.
     """
     left = begin.edge.left
     if left <= 0:
         return
     try:
-        begin.edge = _edge(begin, before, known, function, args, kwargs)
+        begin.edge = _edge(begin, before, known, opens, function, args, kwargs)
         begin.edge.left = left - 1
     except _UnsuitedError:
         begin.edge = _HARD
 
 
-def _edge(begin: Any, before: Any, known: Any, function: Any, args: tuple, kwargs: dict[str, Any] | None) -> Edge:
+def _edge(
+    begin: Any, before: Any, known: Any, opens: bool, function: Any, args: tuple, kwargs: dict[str, Any] | None
+) -> Edge:
     entered = set()
     while before is not begin:
         if before.parent is None or hasattr(before.entry, "placed"):  # something was computed on the way
             raise _UnsuitedError
         entered.update(before.outputs)
         before = before.parent
-    values: list[Any] = []
-    described = tuple(_describe(item, entered, values) for item in args)
-    named = tuple((name, _describe(item, entered, values)) for name, item in (kwargs or {}).items())
+    description = _Description(entered)
+    described = tuple(map(description.of, args))
+    named = tuple((name, description.of(item)) for name, item in (kwargs or {}).items())
     if entered:
         raise _UnsuitedError
-    asks = ["default dtype"] * (function not in NOT_TYPED) + ["autocast"] * (function not in NOT_CAST)
-    edge = Edge()
-    edge.function, edge.values = function, tuple(values)
     base = None if known.view is None else _base(args, kwargs)
-    asks += ["moves"] * known.moves
-    edge.walk = _code(Pattern(described, named, base, known.steps, tuple(asks)))
+    asks = ["autocast"] * (function not in NOT_CAST) + ["moves"] * known.moves
+    if description.integers:
+        asks.append("default dtype")  # of what is computed from integers
+    edge = Edge()
+    edge.function, edge.values = function, tuple(description.values)
+    edge.walk = _code(Pattern(described, named, base, known.steps, opens, tuple(asks)))
     edge.state, edge.slot, edge.meta = known.state, known.slot, known.meta
     edge.view, edge.pool = known.view, known.pool
     return edge
@@ -134,30 +148,44 @@ def _holds_tensor(items: Any) -> bool:
     return any(isinstance(item, torch.Tensor) for item in items)
 
 
-def _describe(item: Any, entered: set[Any], values: list[Any]) -> tuple:
-    """The pattern of one argument; what it is compared with is appended to `values`, in the order of `_conditions`."""
-    kind = type(item)
-    if kind is Tensor:
-        slot = item.node
-        if slot is None or (item.root is not None and item.seen != item.root.version):
+class _Description:
+    """Patterns of arguments; `values` is what they are compared with, in the order of the writer's tests."""
+
+    def __init__(self, entered: set[Any]) -> None:
+        self.entered = entered  # slots that came in for this call and were not met yet
+        self.values: list[Any] = []
+        self.integers = False  # whether a tensor is not of floats
+
+    def of(self, item: Any) -> tuple:
+        """The pattern of one argument."""
+        kind = type(item)
+        if kind is Tensor:
+            return self._tensor(item)
+        if kind in _BY_IDENTITY:
+            self.values.append(item)
+            return ("is",)
+        if kind in _BY_VALUE or kind is float:
+            self.values.append(item)
+            if kind is float and not (item > 0.0 or item < 0.0):  # 0.0 == -0.0 and NaN != NaN: the object it must be
+                return ("is",)
+            return ("equal", kind)
+        if kind is tuple or kind is list or kind is torch.Size:
+            return ("many", kind, tuple(map(self.of, item)))
+        if kind is slice:
+            return ("slice", tuple(map(self.of, (item.start, item.stop, item.step))))
+        raise _UnsuitedError
+
+    def _tensor(self, symbol: Tensor) -> tuple:
+        slot = symbol.node
+        if slot is None or (symbol.root is not None and symbol.seen != symbol.root.version):
             raise _UnsuitedError
-        if slot in entered:
-            entered.remove(slot)
-            values += (item.meta, item.spec, slot)
+        self.integers = self.integers or not symbol.meta.dtype.is_floating_point
+        if slot in self.entered:
+            self.entered.remove(slot)
+            self.values += (symbol.meta, symbol.spec, slot)
             return ("enter",)
-        values.append(slot)
+        self.values.append(slot)
         return ("slot",)
-    if kind in _BY_IDENTITY:
-        values.append(item)
-        return ("is",)
-    if kind in _BY_VALUE or (kind is float and item == item and item != 0.0):  # 0.0 == -0.0
-        values.append(item)
-        return ("equal", kind)
-    if kind is tuple or kind is list or kind is torch.Size:
-        return ("many", kind, tuple(_describe(child, entered, values) for child in item))
-    if kind is slice:
-        return ("slice", tuple(_describe(part, entered, values) for part in (item.start, item.stop, item.step)))
-    raise _UnsuitedError
 
 
 # --- code -----------------------------------------------------------------------------------------------------------
@@ -196,6 +224,8 @@ class _Writer:
         pattern = self.pattern
         count = len(pattern.args)
         first = ["turn.owner != me", f"len(args) != {count}"]
+        if pattern.opens:
+            first.append("recorder.anchor is not None")
         first.append(f"not kwargs or len(kwargs) != {len(pattern.named)}" if pattern.named else "kwargs")
         if "autocast" in pattern.asks:
             first.append("autocast()")
@@ -222,12 +252,22 @@ class _Writer:
 
     def _step(self) -> list[str]:
         pattern = self.pattern
-        # The state first: a new symbol may start a garbage collection, and finalizers may record.
-        lines = ["recorder.state = edge.state", f"recorder.steps += {pattern.steps}"]
+        # A new object may start a garbage collection, and finalizers may record: before the state is set it is looked
+        # at again, and between it and what came in nothing is made or called.
+        lines = []
+        if self.entering:
+            remotes = "".join(f"{tensor}.remote, " for tensor, _ in self.entering)
+            lines += [f"remotes = ({remotes})", "if recorder.state.edge is not edge:", "    return None"]
+        lines.append("recorder.state = edge.state")
+        if self.entering:
+            lines.append("recorder.entered += remotes")
+        lines.append(f"recorder.steps += {pattern.steps}")
         for tensor, slot in self.entering:
-            lines.append(f"recorder.entered.append({tensor}.remote)")
             lines.append(f"recorder.entered_slots[{slot}.index] = {tensor}.remote")
             lines += [f"{tensor}.node = {slot}", f"recorder.held.append({tensor})"]
+        if pattern.opens:
+            tensors = "".join(f"id(a{i}), " for i, kind in enumerate(pattern.args) if kind[0] in ("slot", "enter"))
+            lines.append(f"recorder.anchor = (edge.function, frozenset(({tensors})))")
         lines += ["pool = edge.pool", "symbol = pool.pop() if pool else fresh(edge, recorder)"]
         lines += ["symbol.node = edge.slot", "recorder.held.append(symbol)"]
         if pattern.base is not None:

@@ -127,10 +127,7 @@ class Tensor(Placed, torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
-        try:
-            recorder = args[0].recorder
-        except (AttributeError, IndexError):  # the symbol is no first argument of its own
-            recorder = _recorder_in(args)
+        recorder = args[0].recorder if args and type(args[0]) is Tensor else _recorder_in(args)
         if recorder is not None:
             edge = recorder.state.edge
             if edge.function is func:

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Any
 
-HANDED_ON = 16  # so often does the short way pass to another thread; threads that take turns all use the lock
+IN_A_ROW = 32  # a thread that had the lock so often, and nobody else between, may do without it
 
 
 class Turn:
@@ -21,28 +21,32 @@ class Turn:
     any more, or the other thread sees that it is busy.
     """
 
-    __slots__ = ("owner", "busy", "_lock", "_left")
+    __slots__ = ("owner", "busy", "_lock", "_last", "_in_a_row")
 
     def __init__(self) -> None:
         self.owner: int | None = None
         self.busy = False
         self._lock = threading.RLock()
-        self._left = HANDED_ON
+        self._last = 0
+        self._in_a_row = 0
 
     def __enter__(self) -> Turn:
         self._lock.acquire()
-        if self.owner != threading.get_ident():
-            self._take()
+        me = threading.get_ident()
+        if self.owner != me:
+            self._take(me)
         return self
 
     def __exit__(self, *raised: Any) -> None:
         self._lock.release()
 
-    def _take(self) -> None:
-        """Nobody owns the turn from here on, until the thread that has the lock does; a few times only."""
-        self.owner = None
-        while self.busy:
-            time.sleep(0)
-        if self._left:
-            self._left -= 1
-            self.owner = threading.get_ident()
+    def _take(self, me: int) -> None:
+        """Nobody owns the turn from here on, or the thread that has the lock does."""
+        if self.owner is not None:
+            self.owner = None
+            while self.busy:
+                time.sleep(0)
+        self._in_a_row = self._in_a_row + 1 if self._last == me else 1
+        self._last = me
+        if self._in_a_row >= IN_A_ROW:
+            self.owner = me
