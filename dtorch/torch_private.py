@@ -925,3 +925,19 @@ def _reduce_op(op: str) -> Any:
         "sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "max": dist.ReduceOp.MAX,
         "min": dist.ReduceOp.MIN, "product": dist.ReduceOp.PRODUCT,
     }[op]  # fmt: skip
+
+
+def registering_module(op: str) -> str | None:
+    """The Python module whose import registers a custom op ("library::name"), where torch remembers it; else None."""
+    from torch._library.custom_ops import OPDEFS
+    from torch._library.simple_registry import singleton
+
+    definition = OPDEFS.get(op)
+    if definition is not None:
+        return definition._init_fn.__module__
+    for kernel in getattr(singleton.find(op).fake_impl, "kernels", ()):
+        path = str(kernel.source).rpartition(":")[0]
+        for name, module in list(sys.modules.items()):
+            if getattr(module, "__file__", None) == path:
+                return name
+    return None

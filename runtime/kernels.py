@@ -6,6 +6,7 @@ overload, since they cost about a microsecond less a call than `OpOverload` obje
 
 from __future__ import annotations
 
+import importlib
 import operator
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -15,6 +16,7 @@ import torch
 
 from dtorch.errors import PlanError
 from dtorch.ir import ops
+from dtorch.ir.plan import PYTHON
 from dtorch.torch_private import native_functions
 
 _WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
@@ -31,6 +33,8 @@ def kernel(name: str) -> Callable[..., Any]:
     builtin = native_functions().get(name)
     if builtin is not None:
         return builtin
+    if name.startswith(PYTHON):
+        return _python_function(name.removeprefix(PYTHON))
     found: Any = torch.ops
     try:
         for part in name.split("."):
@@ -40,6 +44,17 @@ def kernel(name: str) -> Callable[..., Any]:
             f"kernel {name!r} of the plan is not in torch {torch.__version__}: register its library, or compile again."
         ) from error
     return found
+
+
+def _python_function(name: str) -> Callable[..., Any]:
+    module, _, path = name.partition(":")
+    try:
+        return operator.attrgetter(path)(importlib.import_module(module))
+    except (ImportError, AttributeError) as error:
+        raise PlanError(
+            f"the plan calls {path} of module {module!r}, which cannot be imported here: {error}. Workers import what "
+            "the program imports; code of the script itself must be in a module."
+        ) from error
 
 
 def keep_first(value: torch.Tensor, index: int) -> torch.Tensor:

@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 
-from dtorch.errors import DeviceError
+from dtorch.errors import DeviceError, UnsupportedError
 from dtorch.ir.layout import Spec, Whole, local_shape
-from dtorch.ir.plan import Plan
+from dtorch.ir.plan import PYTHON, Plan
 from dtorch.runtime.base import LoadedPlan, Runtime
 from dtorch.runtime.cluster import INLINE_BYTES, Cluster
 from dtorch.runtime.parts import Coordinate, coordinates, cut, join, varying_axes, whole_shape
 from dtorch.runtime.protocol import Kind, as_buffer, as_bytes, describe, encode, pack_run
+from dtorch.torch_private import registering_module
 
 LOSS_S = 0.5  # after communication failed: how long until the loss of its other end is noticed
 STEP_INLINE_BYTES = 1 << 14  # host inputs of a step up to here travel within its message
@@ -271,6 +272,9 @@ class ClusterPlan(LoadedPlan):
             self.number = next(cluster.ids)
             weakref.finalize(self, runtime.unload, self.number)
         generation = cluster.generation
+        modules = modules_of(self.plan)
+        if modules:
+            cluster.send(runtime.device_ids, Kind.MODULES, data=modules)
         ints = (self.number, generation, *runtime.device_ids)
         cluster.send(runtime.device_ids, Kind.LOAD, ints, blobs=(self.plan.to_json().encode(),))
         self._generation = generation
@@ -332,6 +336,27 @@ class ClusterPlan(LoadedPlan):
                 blobs.append(as_buffer(data))
             frames = encode(token, Kind.RUN, device, number, packed, metas or None, blobs)
             self.runtime.cluster.send_frames(device, number, frames)
+
+
+def modules_of(plan: Plan) -> list[str]:
+    """Modules that a worker imports before it has all kernels of a plan.
+
+    Raises UnsupportedError for what is defined in the script itself, which workers never run.
+    """
+    found: dict[str, str] = {}
+    for kernel in {instruction.kernel for instruction in plan.instructions}:
+        if kernel.startswith(PYTHON):
+            found[kernel.removeprefix(PYTHON).partition(":")[0]] = kernel
+        elif kernel.count(".") == 2 and kernel.split(".")[0] not in ("aten", "prims", "_c10d_functional"):
+            module = registering_module("::".join(kernel.split(".")[:2]))
+            if module is not None:
+                found[module] = kernel
+    if "__main__" in found:
+        raise UnsupportedError(
+            f"{found['__main__']} is defined in the script that runs, and workers do not run it again: move it into a "
+            "module of its own and import that."
+        )
+    return sorted(found)
 
 
 @dataclass

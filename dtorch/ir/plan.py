@@ -20,6 +20,7 @@ from dtorch.ir.layout import Pending, Spec, Split, Whole, local_bounds, local_di
 from dtorch.ir.ops import INTEGER_FUNCTIONS
 
 FORMAT = 1
+PYTHON = "python:"  # before module and name of a user's function that is a kernel
 
 
 @dataclass(frozen=True)

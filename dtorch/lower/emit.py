@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 
 from dtorch.errors import PlanError
 from dtorch.ir import ops
-from dtorch.ir.plan import Arithmetic, Instruction, LocalBegin, LocalSize, Plan, PlanInput, PlanOutput, Ref
+from dtorch.ir.plan import PYTHON, Arithmetic, Instruction, LocalBegin, LocalSize, Plan, PlanInput, PlanOutput, Ref
 from dtorch.ir.signature import Signature
 from dtorch.sharding.propagate import Placement
 
@@ -154,9 +154,16 @@ class _Emitter:
 
 
 def kernel_name(target: Any) -> str:
-    """The name by which the runtime finds a kernel: "aten.add.Tensor", "dtorch.keep_first", "getitem"."""
+    """How the runtime finds a kernel: "aten.add.Tensor", "dtorch.keep_first", "getitem", "python:module:function"."""
     if target is operator.getitem:
         return "getitem"
     if hasattr(target, "overloadpacket"):
         return str(target)
-    return f"dtorch.{target.__name__}"
+    if target.__module__.split(".")[0] == "dtorch":
+        return f"dtorch.{target.__name__}"
+    if "<" in target.__qualname__:
+        raise PlanError(
+            f"the function {target.__qualname__} of {target.__module__} is in the graph, and a plan names functions by "
+            "module and name: define it at the top level of a module, or register it with torch.library.custom_op."
+        )
+    return f"{PYTHON}{target.__module__}:{target.__qualname__}"
