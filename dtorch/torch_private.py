@@ -465,6 +465,27 @@ def native_functions() -> dict[str, Callable[..., Any]]:
         "aten.cat.default": torch.cat,
         "aten.embedding.default": torch.embedding,
         "aten.scaled_dot_product_attention.default": nn.scaled_dot_product_attention,
+        "aten.layer_norm.default": torch.layer_norm,
+        "aten.rms_norm.default": torch.rms_norm,
+        "aten.group_norm.default": torch.group_norm,
+        "aten.softmax.int": torch.softmax,
+        "aten.conv2d.default": torch.conv2d,
+        "aten.addmm.default": torch.addmm,
+        "aten.pow.Tensor_Scalar": torch.pow,
+        "aten.mean.dim": torch.mean,
+        "aten.sum.dim_IntList": torch.sum,
+        "aten.cos.default": torch.cos,
+        "aten.sin.default": torch.sin,
+        "aten.exp.default": torch.exp,
+        "aten.sqrt.default": torch.sqrt,
+        "aten.abs.default": torch.abs,
+        "aten.maximum.default": torch.maximum,
+        "aten.where.self": torch.where,
+        "aten.clone.default": torch.clone,
+        "aten.stack.default": torch.stack,
+        "aten.t.default": torch.t,
+        "aten.select.int": torch.select,
+        "aten.squeeze.dim": torch.squeeze,
     }
 
 
@@ -941,3 +962,14 @@ def registering_module(op: str) -> str | None:
             if getattr(module, "__file__", None) == path:
                 return name
     return None
+
+
+# --- what torch remembers of fakes (for dtorch.capture.forget) --------------------------------------------------------
+
+
+def forget_fake_results(limit: int) -> None:
+    """Empty torch's cache of what operators give for fakes, if it has more entries: torch never does."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    if len(FakeTensorMode.cache) > limit:
+        FakeTensorMode.cache_clear()
