@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from dtorch import watch
-from dtorch.capture.eager import Trace
+from dtorch.capture.eager import Called, Trace
 from dtorch.capture.symbol import TensorMeta
 from dtorch.compiler import Compiled, Settings
 from dtorch.errors import PlanError
@@ -205,9 +205,13 @@ class Controller:
         plans = trace.state.plans
         found = plans.get(trace.wanted)
         if found is None:
-            compiled = segment.context.run(self._compile, trace, segment)
-            self.compiled += 1
-            found = plans[trace.wanted] = segment.runtime.load(compiled.plan)
+            try:
+                compiled = segment.context.run(self._compile, trace, segment)
+                self.compiled += 1
+                found = plans[trace.wanted] = segment.runtime.load(compiled.plan)
+            except Exception as error:
+                _add_lines(error, trace)
+                raise
         return found
 
     def _compile(self, trace: Trace, segment: Segment) -> Compiled:
@@ -215,6 +219,17 @@ class Controller:
         compiled = compile_segment(trace, segment.runtime.mesh_shape, segment.axis_names, self.settings)
         self.journal.add(trace, compiled)
         return compiled
+
+
+def _add_lines(error: Exception, trace: Trace) -> None:
+    """Say in an error of a stage which lines recorded the values that were wanted."""
+    wanted = set(trace.wanted)
+    made = [state.entry for state in trace.state.path() if any(slot.index in wanted for slot in state.outputs)]
+    lines = dict.fromkeys(entry.where for entry in made if isinstance(entry, Called) and entry.where)
+    if lines and len(error.args) <= 1:
+        shown = [*lines][-3:]
+        more = f" and {len(lines) - len(shown)} other lines" if len(lines) > len(shown) else ""
+        error.args = (f"{error}\n  in a segment for values of {'; '.join(shown)}{more}",)
 
 
 _THREADS: weakref.WeakKeyDictionary[threading.Thread, weakref.ref[Controller]] = weakref.WeakKeyDictionary()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from dtorch.capture.eager import Called, Entered, Moved, Trace
+from dtorch.capture.eager import Called, Entered, Moved, State, Trace
 from dtorch.capture.traced import Traced
 from dtorch.compiler import Compiled, Settings, compile_program
 from dtorch.errors import PlanError
@@ -35,7 +35,7 @@ def join(trace: Trace) -> tuple[Traced, Placement]:
     inputs: list[InputSpec] = []
     placed_inputs: dict[str, Spec] = {}
     last: Node | None = None
-    for state in trace.state.path():
+    for state in _live(trace):
         entry = state.entry
         if isinstance(entry, Entered):
             with graph.inserting_before() if last is None else graph.inserting_after(last):  # inputs come first
@@ -61,6 +61,19 @@ def join(trace: Trace) -> tuple[Traced, Placement]:
     module = GraphModule(torch.nn.Module(), graph)
     specs = tuple(node.meta["spec"] for node in results)
     return Traced(module, signature, {}), Placement(placed_inputs, specs, ())
+
+
+def _live(trace: Trace) -> list[State]:
+    """The steps that the wanted values come from, and all inputs: what is dead shall cost nothing, nor fail."""
+    needed = set(trace.wanted)
+    found = []
+    for state in reversed(trace.state.path()):
+        entry = state.entry
+        if isinstance(entry, Entered) or any(slot.index in needed for slot in state.outputs):
+            found.append(state)
+            needed.update(entry.inputs if isinstance(entry, Called) else ())
+            needed.update((entry.source,) if isinstance(entry, Moved) else ())
+    return found[::-1]
 
 
 def _inlined(graph: Graph, entry: Called, values: dict[int, Node]) -> list[Node]:
