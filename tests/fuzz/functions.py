@@ -20,8 +20,7 @@ G = torch.Generator().manual_seed(7)
 class Case:
     """One function with example arguments. `tolerance`: of the sharded results, relative; single device is bitwise.
 
-    `places`: how many of the tensor arguments are placed in all ways (the others are replicated). `meaningless`:
-    results that hold no values to compare (`empty`).
+    `meaningless`: results that hold no values to compare (`empty`).
     """
 
     name: str
@@ -29,7 +28,6 @@ class Case:
     args: tuple
     kwargs: dict[str, Any] = field(default_factory=dict)
     tolerance: float = 1e-9
-    places: int = 2
     meaningless: bool = False
 
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 from functions import CASES, Case, tensors_of, with_tensors
+from placing import choices
 
 import dtorch
-from dtorch import Partial, Replicate, Shard
+from dtorch import Replicate
 from dtorch.ir import ops
 from dtorch.ir.layout import WHOLE
 from dtorch.ir.spec import to_spec
@@ -23,9 +24,18 @@ MESH = dtorch.init_device_mesh("cpu", (2,))
 HEAD = """# Functions
 
 Every function here is tested on eager tensors against torch (tests/fuzz/test_functions.py): on one device bit for bit,
-on meshes of 2, 3 and 2 × 2 devices with the placements of its inputs. The page is made by that test from its table
-(tests/fuzz/functions.py): `DTORCH_ACCEPT=1 pytest tests/fuzz/test_functions.py -k page` writes it. A function that is
-not listed works too if its ATen operators have a rule; without one its inputs are replicated.
+then on meshes of 2, 3 and 2 × 2 devices, in these placements of its tensors:
+
+* an axis can replicate a tensor, cut each of its dims, and hold it as a sum whose parts differ (not of booleans);
+* all combinations over all tensors and axes where they are 128 at most: so on one axis for all but some functions of
+  three tensors or more, and on 2 × 2 for functions of one tensor;
+* else combinations in which every two choices meet: of any two tensors on any two axes, and of one tensor on both axes.
+  So each tensor has every placement on 2 × 2 too. `ALL_PLACEMENTS=700` raises the 128, and takes minutes;
+* on one axis also the average (of 2), the maximum and the minimum of one tensor, the others replicated.
+
+The page is made by that test from its table (tests/fuzz/functions.py): `DTORCH_ACCEPT=1 pytest
+tests/fuzz/test_functions.py -k page` writes it. A function that is not listed works too if its ATen operators have a
+rule; without one its inputs are replicated.
 
 * *operators*: the ATen operators that the function is recorded as. `host` stands for functions that draw random
   numbers or whose result depends on data: torch computes them on the host, from the inputs read there. `none`: the
@@ -43,12 +53,6 @@ not listed works too if its ATen operators have a rule; without one its inputs a
 def short(placement: Any) -> str:
     """S(0), R or P(sum)."""
     return str(to_spec((placement,))[0])
-
-
-def choices(tensor: torch.Tensor) -> list[Any]:
-    """What an axis can do with a tensor."""
-    found = [Replicate(), *(Shard(dim) for dim in range(tensor.dim()))]
-    return found + [Partial()] if tensor.dtype.is_floating_point or tensor.dtype.is_complex else found
 
 
 def sources(graph: Any) -> list[tuple[str, str]]:
