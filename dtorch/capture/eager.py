@@ -531,13 +531,18 @@ class EagerRecorder(Recorder):
         wanted: dict[int, list[Tensor]] = {}
         metas: dict[int, tuple[TensorMeta, Spec]] = {}
         entered, held = self.entered_slots, self.held
+        count, watched, unheld = references, weakref.getweakrefcount, UNHELD
         while held:
             symbol = held.pop()  # the last first: a view holds its base
-            if references(symbol) <= UNHELD and not symbol.__dict__ and not weakref.getweakrefcount(symbol):
-                if symbol.pool is not None:
-                    symbol.node = symbol.remote = symbol.base = symbol.step = symbol.root = None
-                    symbol.version = symbol.seen = 0
-                    symbol.pool.append(symbol)
+            if count(symbol) <= unheld and not watched(symbol) and not symbol.__dict__:
+                pool = symbol.pool
+                if pool is not None:
+                    symbol.node = symbol.remote = None
+                    symbol.version = 0
+                    if symbol.root is not None:
+                        symbol.base = symbol.step = symbol.root = None
+                        symbol.seen = 0
+                    pool.append(symbol)
                 continue
             slot, symbol.node = symbol.node, None
             if slot is None:
