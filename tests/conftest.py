@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 # Before anything imports transformers or dtorch.
@@ -32,3 +33,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _no_workers_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that started worker processes and failed must not leave them to the tests after it."""
+    yield
+    session = sys.modules.get("dtorch.runtime.session")
+    if session is not None and "workers" not in request.fixturenames:
+        session.SESSION.shutdown()
