@@ -7,17 +7,22 @@ devices need nothing; real workers are started when the first mesh needs them an
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import weakref
 from typing import Any
 
 import torch
 
+from dtorch.errors import MeshError
 from dtorch.options import current
 from dtorch.runtime.base import Runtime
 from dtorch.runtime.cluster import Cluster
 from dtorch.runtime.remote import ClusterRuntime
 from dtorch.runtime.simulate import SimulatedRuntime
+
+
+PROCESSES_A_CORE = 16  # more CPU workers than this are a slip: each is a Python process with torch
 
 
 class Session:
@@ -42,6 +47,12 @@ class Session:
         """The runtime of a mesh; one for all meshes of the same devices and shape."""
         if self.kind(device_type, device_ids) == "simulated":
             return SimulatedRuntime(mesh_shape, torch.device(device_type))
+        most = PROCESSES_A_CORE * (os.cpu_count() or 1)
+        if device_type == "cpu" and len(device_ids) > most:
+            raise MeshError(
+                f"a mesh of {len(device_ids)} CPU devices would start as many processes on this machine, which has "
+                f'{os.cpu_count()} cores (at most {most}). Use dtorch.init(workers="simulated") for it.'
+            )
         with self._lock:
             cluster = self.cluster(device_type)
             key = (id(cluster), device_ids, mesh_shape)
