@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from typing import Any
 
 
@@ -42,7 +43,11 @@ class TensorFuture:
             if not waiter.done():
                 waiter.set_result(None)
 
-        self._pending.when_done(lambda: loop.call_soon_threadsafe(wake))
+        def tell() -> None:
+            with suppress(RuntimeError):  # the loop was closed by somebody who gave up
+                loop.call_soon_threadsafe(wake)
+
+        self._pending.when_done(tell)
         yield from waiter.__await__()
         return self._fetch()
 
