@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from dtorch import torch_private
-from dtorch.capture import fast, mutation, overrides, positions, repeat
+from dtorch.capture import fast, mutation, overrides, repeat
 from dtorch.capture.expand import Expansion, Operation, Step, fill, name_of, operation, ref
 from dtorch.capture.place import PlacedStep, must_redistribute, place_expansion, place_made
 from dtorch.capture.record import Recorder, Scan
@@ -198,7 +198,6 @@ class EagerRecorder(Recorder):
         self._plain: dict[int, tuple[Any, int, Tensor]] = {}
         self._emitted: dict[Any, Expansion] = {}
         self.pools: dict[tuple[TensorMeta, Spec], list[Tensor]] = defaultdict(list)  # dead symbols, to be used again
-        self.indexes = positions.Seen()
         self.default_dtype = torch.get_default_dtype()  # under which short ways are learnt
         self._start()
 
@@ -417,10 +416,6 @@ class EagerRecorder(Recorder):
             taken = self._number_as_value(function, args, kwargs)
             if taken is not None:
                 return self.quick_call(function, taken, kwargs)
-        if key is not None and function in positions.TAKES_POSITIONS:
-            found = positions.indexed(self, function, args, kwargs)
-            if found is not positions.NOT_TAKEN:
-                return found
         result = intercept_call(function, args, kwargs or {})  # unlocked: it may wait for a value
         if key is not None:
             with self.turn:
