@@ -229,7 +229,8 @@ def last_op(function: Callable[[], Any]) -> str | None:
 
     class Last(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-            seen.append(func)
+            if func.namespace != "prim":  # questions, such as `prim.device`
+                seen.append(func)
             return func(*args, **(kwargs or {}))
 
     try:

@@ -7,6 +7,7 @@ since sums differ by them in the last bits.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import torch
 
 from dtorch import torch_private
 from dtorch.capture.expand import Operation, scatter_places
+from dtorch.capture.steps import Expansion, Ref, Step, fill, ref
 from dtorch.capture.symbol import Tensor, TensorMeta, meta_of
 from dtorch.errors import UnsupportedError
 from dtorch.ir.strides import may_overlap
@@ -84,7 +86,7 @@ def write(recorder: Recorder, symbol: Tensor, node: torch.fx.Node) -> None:
     for i, link in enumerate(links[:-1]):
         # A value with other strides than the view has would make later sums differ: take it from the base instead.
         known = i >= above or (i == 0 and not before)
-        link.seen = root.version if known and strides_fit(link.node, link.meta) else STALE
+        link.seen = root.version if known and strides_fit(link.node.meta["val"].stride(), link.meta) else STALE
     root.node = with_strides(recorder, root.node, root.meta)
 
 
@@ -130,9 +132,8 @@ def _new_position(step: ViewStep) -> int:
     )
 
 
-def strides_fit(node: torch.fx.Node, meta: TensorMeta) -> bool:
-    """Whether a node's strides are those of `meta`, where they matter."""
-    strides = node.meta["val"].stride()
+def strides_fit(strides: tuple[int, ...], meta: TensorMeta) -> bool:
+    """Whether strides are those of `meta`, where they matter."""
     if strides == meta.stride or meta.numel == 0:
         return True
     return all(size <= 1 or have == want for size, have, want in zip(meta.shape, strides, meta.stride, strict=True))
@@ -140,21 +141,33 @@ def strides_fit(node: torch.fx.Node, meta: TensorMeta) -> bool:
 
 def with_strides(recorder: Recorder, node: torch.fx.Node, meta: TensorMeta) -> torch.fx.Node:
     """The node, or a copy of it with the strides of `meta` when they differ."""
-    if strides_fit(node, meta):
+    if strides_fit(node.meta["val"].stride(), meta):
         return node
+    return recorder.inline(laid_out(meta_of(node.meta["val"]), meta), [node])[0]
+
+
+@lru_cache(maxsize=4096)
+def laid_out(given: TensorMeta, meta: TensorMeta) -> Expansion:
+    """A value of metadata `given` copied to where it has the strides of `meta`: (value) → (copy)."""
     order = sorted(range(len(meta.shape)), key=lambda dim: (-meta.stride[dim], dim))
     back = [order.index(dim) for dim in range(len(order))]
+    steps: list[Step] = []
+    vals = [given.val()]
 
-    def add(target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
+    def add(target: Any, *args: Any, **kwargs: Any) -> Ref:
         with torch_private.fake_execution():
-            values = [arg.meta["val"] if isinstance(arg, torch.fx.Node) else arg for arg in args]
-            val = target(*values, **kwargs)
-        return recorder.emit(target, args, kwargs, val)
+            val = target(*fill(args, vals), **kwargs)
+        steps.append(Step(target, args, kwargs, val))
+        vals.append(val)
+        return ref(len(steps))
 
-    dense = add(aten.permute.default, node, order)
+    dense = add(aten.permute.default, ref(0), order)
     dense = add(aten.clone.default, dense, memory_format=torch.contiguous_format)
     dense = add(aten.permute.default, dense, back)
-    if strides_fit(dense, meta):
-        return dense
-    empty = add(aten.empty_strided.default, list(meta.shape), list(meta.stride), dtype=meta.dtype, device=meta.device)
-    return add(aten.copy.default, empty, node)
+    if not strides_fit(vals[-1].stride(), meta):
+        steps, vals = [], vals[:1]
+        empty = add(
+            aten.empty_strided.default, list(meta.shape), list(meta.stride), dtype=meta.dtype, device=meta.device
+        )
+        dense = add(aten.copy.default, empty, ref(0))
+    return Expansion(tuple(steps), (dense,))

@@ -108,6 +108,13 @@ def without_dead(
     return Expansion(tuple(kept), fill(outputs, moved), constants, random)
 
 
+def followed(first: Expansion, second: Expansion, given: int) -> Expansion:
+    """One expansion and then another, of the first one's only output. `given`: of the first, as in `without_dead`."""
+    moved = [first.outputs[0], *[ref(given + len(first.steps) + i) for i in range(len(second.steps))]]
+    added = [Step(step.target, fill(step.args, moved), fill(step.kwargs, moved), step.val) for step in second.steps]
+    return Expansion((*first.steps, *added), fill(second.outputs, moved), first.constants, first.random)
+
+
 def collect_refs(template: Any, into: set[int]) -> None:
     """Add the numbers of all `Ref`s in a template to `into`."""
     kind = type(template)

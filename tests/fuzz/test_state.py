@@ -250,9 +250,7 @@ def changing_float(x, t):
 @pytest.mark.parametrize(
     "program",
     [
-        pytest.param(
-            changing_int, marks=pytest.mark.xfail(reason="integers in indexes are part of the key", strict=True)
-        ),
+        changing_int,
         changing_float,
     ],
 )
