@@ -61,6 +61,12 @@ class Options:
     )
     verify: bool = _option(True, "DTORCH_VERIFY", _flag, "Check the rules of a graph's level after every pass.")
     plan_cache_entries: int = _option(256, "DTORCH_PLAN_CACHE_ENTRIES", int, "Plans kept for each compiled module.")
+    eager_cache_steps: int = _option(
+        100_000,
+        "DTORCH_EAGER_CACHE_STEPS",
+        int,
+        "Steps of eager code kept for each mesh of a graph, with their plans (about 6 kB a step); the oldest go.",
+    )
     explicit_redistribution: bool = _option(
         False,
         "DTORCH_EXPLICIT_REDISTRIBUTION",
@@ -111,6 +117,7 @@ class Options:
             raise _misfit("progress", self.progress, 'use "auto", "on" or "off"')
         for name, least in (
             ("plan_cache_entries", 1),
+            ("eager_cache_steps", 1),
             ("virtual_devices", 1),
             ("worker_threads", 0),
             ("arena_bytes", 1 << 26),
@@ -142,7 +149,7 @@ def from_environment(environment: dict[str, str] | os._Environ[str]) -> Options:
     known: dict[str, Field[Any]] = {entry.metadata["variable"]: entry for entry in fields(Options)}
     given: dict[str, Any] = {}
     for variable, text in environment.items():
-        if not variable.startswith("DTORCH_"):
+        if not variable.startswith("DTORCH_") or variable == "DTORCH_SECRET":  # which is shown nowhere
             continue
         if variable not in known:
             message = f"environment variable {variable} is not one of DTorch's: {_suggest(variable, known)}"

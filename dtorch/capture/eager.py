@@ -17,9 +17,10 @@ from typing import Any, Protocol
 
 import torch
 
-from dtorch import torch_private
-from dtorch.capture import fast, mutation, overrides, positions, repeat
+from dtorch import options, torch_private
+from dtorch.capture import fast, mutation, overrides, repeat
 from dtorch.capture.expand import Expansion, Operation, Step, fill, name_of, operation, ref
+from dtorch.capture.forget import forget_old
 from dtorch.capture.place import PlacedStep, must_redistribute, place_expansion, place_made
 from dtorch.capture.record import Recorder, Scan
 from dtorch.capture.symbol import Tensor, TensorMeta, make, meta_of
@@ -28,6 +29,7 @@ from dtorch.capture.where import here
 from dtorch.errors import CaptureError, ShardingError
 from dtorch.ir.layout import WHOLE, Spec
 from dtorch.mesh import DeviceMesh
+from dtorch.recent import Recent
 
 SEGMENT_OPS = 1024  # a trace is handed on after so many steps, so that devices start while the client still records,
 LOOK_OPS = fast.LOOK_OPS  # and sooner where a loop comes round: after so many, before a call like the trace's first
@@ -44,8 +46,16 @@ def _count_unheld() -> int:
     return count
 
 
+def _count_unshared() -> int:
+    """What `references` says of a list that only a dict holds, measured the way `_forget` looks."""
+    count, pools = 0, {0: list[Any]()}
+    for _, pool in list(pools.items()):
+        count = references(pool) - len(pool)
+    return count
+
+
 UNHELD = _count_unheld()
-TRIE_STATES = 200_000  # all traces are forgotten beyond this: programs that never repeat must not grow without bound
+UNSHARED = _count_unshared()
 
 
 def intercept_call(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -96,7 +106,7 @@ class Called:
 class State:
     """A node of the trie: everything recorded since the last flush, in order."""
 
-    __slots__ = ("next", "fast", "edge", "parent", "entry", "outputs", "count", "plans", "keep", "numbers")
+    __slots__ = ("next", "fast", "edge", "parent", "entry", "outputs", "count", "plans", "keep", "used", "numbers")
 
     def __init__(self, parent: State | None, entry: Any, outputs: tuple[Slot, ...], count: int, keep: Any) -> None:
         self.next: dict[Any, State] = {}
@@ -104,7 +114,8 @@ class State:
         self.edge = repeat.NOWHERE  # which of that came last
         self.parent, self.entry, self.outputs, self.count = parent, entry, outputs, count
         self.plans: dict[tuple[int, ...], Any] = {}
-        self.numbers: dict[Any, tuple] = {}  # the first numbers seen in a call's places
+        self.numbers: dict[Any, float] = {}  # the first number seen in a call's place
+        self.used = 0  # when a trace last ended here: a number that grows
         self.keep = keep  # what the key in the parent refers to by id
 
     def path(self) -> list[State]:
@@ -194,24 +205,33 @@ class EagerRecorder(Recorder):
         self.device = torch.device(device_type)
         self.root = State(None, None, (), 0, None)
         self.states = 1
+        self.ended = 0  # traces so far
         self.misses = self.hits = 0
         self._plain: dict[int, tuple[Any, int, Tensor]] = {}
-        self._emitted: dict[Any, Expansion] = {}
+        self._emitted: Recent[Expansion] = Recent()
         self.pools: dict[tuple[TensorMeta, Spec], list[Tensor]] = defaultdict(list)  # dead symbols, to be used again
-        self.numbers = positions.Seen()
         self.default_dtype = torch.get_default_dtype()  # under which short ways are learnt
         self._start()
 
     def _start(self) -> None:
-        if self.states > TRIE_STATES:
-            self.root, self.states = State(None, None, (), 0, None), 1
+        limit = options.current().eager_cache_steps
+        if self.states > limit:
+            self._forget(limit * 3 // 4)
         self.state = self.root
-        self.numbers.traces += 1
         self.entered: list[Any] = []
         self.entered_slots: dict[int, Any] = {}  # remote values by slot
         self.held: list[Tensor] = []
         self.steps = 0
         self.anchor: tuple[Any, frozenset[int]] | None = None  # the trace's first call
+
+    def _forget(self, keep: int) -> None:
+        """Let old traces go, and symbols that only they could use again: programs that never repeat stay bounded."""
+        self.states = forget_old(self.root, keep)
+        for key, pool in list(self.pools.items()):
+            if references(pool) - len(pool) <= UNSHARED:  # each symbol in a pool knows it
+                pool.clear()
+                del self.pools[key]
+        torch_private.forget_fake_results(options.current().eager_cache_steps)
 
     # --- values ---------------------------------------------------------------------------------------------------
 
@@ -329,9 +349,11 @@ class EagerRecorder(Recorder):
 
         args, kwargs = template(args), {key: template(item) for key, item in kwargs.items()}
         key = (target, repr(args), repr(kwargs), tuple(meta_of(slot.meta["val"]) for slot in slots))
-        if key not in self._emitted:
-            self._emitted[key] = Expansion((Step(target, args, kwargs, val),), (ref(len(slots)),))
-        return self.inline(self._emitted[key], slots)[0]
+        found = self._emitted.get(key)
+        if found is None:
+            made = Expansion((Step(target, args, kwargs, val),), (ref(len(slots)),))
+            found = self._emitted.put(key, made, options.current().eager_cache_steps)
+        return self.inline(found, slots)[0]
 
     def settled(self, symbol: Tensor, node: Any) -> Any:
         """A written symbol keeps its placements: bring the new value to them."""
@@ -418,10 +440,6 @@ class EagerRecorder(Recorder):
             taken = self._number_as_value(function, args, kwargs)
             if taken is not None:
                 return self.quick_call(function, taken, kwargs)
-        if key is not None and function in positions.TAKES_POSITIONS:
-            found = positions.indexed(self, function, args, kwargs)
-            if found is not positions.NOT_TAKEN:
-                return found
         result = intercept_call(function, args, kwargs or {})  # unlocked: it may wait for a value
         if key is not None:
             with self.turn:
@@ -441,7 +459,8 @@ class EagerRecorder(Recorder):
         symbol, number = args
         if not symbol.meta.dtype.is_floating_point or not symbol.meta.shape:  # a 0-d value would take part in promotion
             return None
-        if not self.numbers.changing(self, symbol, (function,), (number,)):
+        first = self.state.numbers.setdefault((function, self.value(symbol).index), number)
+        if first == number:
             return None
         with torch_private.without_torch_function():
             value = torch.tensor(number, dtype=torch.float64)
@@ -555,6 +574,8 @@ class EagerRecorder(Recorder):
                 wanted.setdefault(slot.index, []).append(symbol)
                 metas[slot.index] = (symbol.meta, slot.spec)
         state, inputs = self.state, self.entered
+        self.ended += 1
+        state.used = self.ended
         self._start()
         if not wanted:
             return

@@ -7,14 +7,13 @@ In: a function, its arguments with `Ref`s for tensors, the tensors' metadata, th
 from __future__ import annotations
 
 import operator
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from dtorch import torch_private
+from dtorch import options, torch_private
 from dtorch.capture import direct
 from dtorch.capture.steps import (
     DROPPED,
@@ -33,6 +32,7 @@ from dtorch.capture.steps import (
 from dtorch.capture.symbol import TensorMeta, meta_of
 from dtorch.errors import CaptureError
 from dtorch.ir.strides import may_overlap
+from dtorch.recent import Recent
 
 aten = torch.ops.aten
 CACHE_ENTRIES = 16384
@@ -158,7 +158,7 @@ class Operation:
         return found
 
 
-_PLACES: dict[Any, tuple[Any, Expansion]] = {}  # the operations of a key are held: it knows them by id
+_PLACES: Recent[tuple[Any, Expansion]] = Recent()  # the operations of a key are held: it knows them by id
 
 
 def scatter_places(
@@ -199,10 +199,7 @@ def scatter_places(
     made = traced(
         run, (base, *values, *[meta for metas in given for meta in metas]), "write through an expanded tensor"
     )
-    if len(_PLACES) >= CACHE_ENTRIES:
-        _PLACES.clear()
-    _PLACES[key] = (steps, made)
-    return made
+    return _PLACES.put(key, (steps, made), CACHE_ENTRIES)[1]
 
 
 def _bits(value: torch.Tensor) -> torch.Tensor:
@@ -225,7 +222,7 @@ def name_of(function: Callable[..., Any]) -> str:
     return name
 
 
-_OPERATIONS: OrderedDict[Any, Operation] = OrderedDict()
+_OPERATIONS: Recent[Operation] = Recent()
 
 
 def operation(
@@ -235,15 +232,12 @@ def operation(
     if key is not None:
         found = _OPERATIONS.get(key)
         if found is not None:
-            _OPERATIONS.move_to_end(key)
             return found
     made = Operation(function, args, kwargs, metas)
     if not direct.look(made):
         made.probe()
     if key is not None:
-        _OPERATIONS[key] = made
-        if len(_OPERATIONS) > CACHE_ENTRIES:
-            _OPERATIONS.popitem(last=False)
+        _OPERATIONS.put(key, made, min(CACHE_ENTRIES, options.current().eager_cache_steps))
     return made
 
 

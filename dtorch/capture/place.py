@@ -12,11 +12,13 @@ from typing import Any
 
 from torch.fx import Graph
 
+from dtorch import options
 from dtorch.capture.steps import Expansion, fill
 from dtorch.ir import ops
 from dtorch.ir.layout import WHOLE, Pending, Spec
 from dtorch.ir.spec import tensor_text
 from dtorch.mesh import DeviceMesh
+from dtorch.recent import Recent
 from dtorch.sharding.legal import legal_text
 from dtorch.sharding.problem import tensor_arguments
 from dtorch.sharding.propagate import place_openly
@@ -40,8 +42,7 @@ class PlacedStep:
     expansion: Expansion  # held, since the cache knows it by id
 
 
-_PLACED: dict[Any, PlacedStep] = {}
-_PLACED_MAX = 20_000
+_PLACED: Recent[PlacedStep] = Recent()
 
 
 def place_expansion(
@@ -51,9 +52,8 @@ def place_expansion(
     key = (id(expansion), specs, mesh_shape)
     found = _PLACED.get(key)
     if found is None:
-        if len(_PLACED) >= _PLACED_MAX:
-            _PLACED.clear()
-        found = _PLACED[key] = _place(expansion, values, specs, mesh_shape)
+        made = _place(expansion, values, specs, mesh_shape)
+        found = _PLACED.put(key, made, options.current().eager_cache_steps)
     return found
 
 
@@ -105,8 +105,7 @@ def place_made(expansion: Expansion, spec: Spec, mesh_shape: tuple[int, ...]) ->
     graph.output((result,))
     module = Sheet(graph)
     made = PlacedStep(str(expansion.steps[0].target), module, ((result.meta["val"], spec),), "", expansion)
-    _PLACED[key] = made
-    return made
+    return _PLACED.put(key, made, options.current().eager_cache_steps)
 
 
 def _place(

@@ -15,6 +15,7 @@ import torch
 from torch.fx import Graph, Node
 
 from dtorch.ir.signature import Signature
+from dtorch.recent import Recent
 from dtorch.sharding.factors import Alternatives, Mapping
 from dtorch.sharding.rules import mappings_of
 from dtorch.sharding.rules.registry import when_registered
@@ -74,7 +75,7 @@ class Problem:
     open_results: bool = False  # results are left as they come: they cost nothing to hand out
 
 
-_TEMPLATES: dict[Any, Template] = {}
+_TEMPLATES: Recent[Template] = Recent()
 _TEMPLATES_MAX = 20_000
 
 
@@ -144,9 +145,7 @@ def template_of(node: Node, results: list[Any]) -> Template:
     key = (node.target, _key(node.args), _key(tuple(node.kwargs.items())) if node.kwargs else ())
     found = _TEMPLATES.get(key)
     if found is None:
-        if len(_TEMPLATES) >= _TEMPLATES_MAX:
-            _TEMPLATES.clear()
-        found = _TEMPLATES[key] = _make_template(node, results)
+        found = _TEMPLATES.put(key, _make_template(node, results), _TEMPLATES_MAX)
     return found
 
 

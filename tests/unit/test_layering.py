@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # From the bottom up: a room may import itself and every room on a line above its own.
 LAYERS = (
     ("errors",),
-    ("options", "torch_private", "watch"),
+    ("options", "torch_private", "recent", "watch"),
     ("mesh",),
     ("placements",),
     ("distributed_spec", "defaults"),
