@@ -163,6 +163,7 @@ class Home(Protocol):
     """What a recorder asks of the graph that owns it."""
 
     graph: Any  # the graph itself, known here by identity only
+    runtime: Any  # the mesh's devices, which this room knows nothing of
     mesh: DeviceMesh
     mesh_shape: tuple[int, ...]
     mesh_text: str
