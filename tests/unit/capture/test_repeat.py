@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,14 +17,26 @@ import dtorch
 from dtorch import torch_private
 from dtorch.capture import overrides, repeat
 from dtorch.capture.eager import EagerRecorder
+from dtorch.capture.turns import IN_A_ROW, Turn
 from dtorch.errors import ShardingError
 
 ROUNDS = 5  # found the long way, by its key, by its edge
 
 
-def placed(value: torch.Tensor) -> Any:
-    mesh = dtorch.init_device_mesh("cpu", (1,))
-    return dtorch.distribute_tensor(value, mesh, [dtorch.Replicate()])
+@pytest.fixture(autouse=True)
+def own_graph() -> Iterator[None]:
+    """No traces of other tests: a state's edge is replaced a few times only."""
+    with dtorch.Graph():
+        yield
+
+
+def placed(value: torch.Tensor, size: int = 1, placement: Any = None) -> Any:
+    mesh = dtorch.init_device_mesh("cpu", (size,))
+    tensor = dtorch.distribute_tensor(value, mesh, [placement or dtorch.Replicate()])
+    for _ in range(IN_A_ROW):  # this thread has the short way
+        with tensor.recorder.turn:
+            pass
+    return tensor
 
 
 X, W, B = torch.randn(4, 4), torch.randn(4, 4), torch.randn(4)
@@ -171,9 +185,7 @@ def test_a_function_mode_hears_of_calls_that_come_again() -> None:
 
 
 def test_explicit_redistribution_is_asked_by_calls_that_come_again() -> None:
-    mesh = dtorch.init_device_mesh("cpu", (2,))
-    x = dtorch.distribute_tensor(X, mesh, [dtorch.Shard(0)])
-    w = dtorch.distribute_tensor(W, mesh, [dtorch.Shard(1)])
+    x, w = placed(X, 2, dtorch.Shard(0)), placed(W, 2, dtorch.Shard(1))
     for _ in range(ROUNDS):
         ((x * 2) + w).to_torch()
     with dtorch.explicit_redistribution(), pytest.raises(ShardingError, match="explicit"):
@@ -228,11 +240,16 @@ def test_threads_that_record_on_one_graph_hand_the_short_way_on() -> None:
         thread.start()
         thread.join()
         assert x.recorder.turn.owner == thread.ident
-    threads = [threading.Thread(target=work, args=(number, 60)) for number in range(4)]  # at the same time
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work, args=(number, 30)) for number in range(4)]  # at the same time
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
     assert not errors, errors[0]
     work(0, 5)
     assert x.recorder.turn.owner == threading.get_ident()
@@ -269,3 +286,23 @@ def test_the_table_of_operators_says_what_torch_says(name: str) -> None:
     tensor = torch.ones(2, 2).as_subclass(Listens)
     others = () if name == "__neg__" else (tensor,)
     assert getattr(torch.Tensor, name)(tensor, *others) is overrides.OPERATORS[name]
+
+
+def test_who_enters_waits_for_the_owner_that_is_on_the_short_way() -> None:
+    turn, entered = Turn(), threading.Event()
+    for _ in range(IN_A_ROW):
+        with turn:
+            pass
+    assert turn.owner == threading.get_ident()
+    turn.busy = True
+
+    def enter() -> None:
+        with turn:
+            entered.set()
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    assert not entered.wait(0.1) and turn.owner is None  # the owner sees on its next look that it is none any more
+    turn.busy = False
+    thread.join()
+    assert entered.is_set()
