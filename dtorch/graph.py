@@ -227,17 +227,16 @@ def memory_stats() -> dict[str, Any]:
     Gives `bytes` (each part counted where it is kept: simulated devices share equal parts), `values` (how many
     tensors) and `by_mesh_shape`. Walks the objects of the process: for looking, not for every step.
     """
-    seen: set[int] = set()
+    seen: set[Any] = set()
     values = 0
     by_mesh: dict[tuple[int, ...], int] = {}
     for each in gc.get_objects():
         if not issubclass(type(each), RemoteValue) or each.data is None:  # isinstance would wake lazy proxies
             continue
         values += 1
-        for part in each.data if isinstance(each.data, (list, tuple)) else (each.data,):
-            storage = torch_private.storage_id(part)
+        for storage, size in each.runtime.storages(each.data):
             if storage not in seen:
                 seen.add(storage)
                 shape = each.runtime.mesh_shape
-                by_mesh[shape] = by_mesh.get(shape, 0) + part.untyped_storage().nbytes()
+                by_mesh[shape] = by_mesh.get(shape, 0) + size
     return {"bytes": sum(by_mesh.values()), "values": values, "by_mesh_shape": by_mesh}

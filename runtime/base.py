@@ -15,6 +15,7 @@ import torch
 from dtorch.errors import UnsupportedError
 from dtorch.ir.layout import Spec
 from dtorch.ir.plan import Plan
+from dtorch.torch_private import storage_id
 
 
 class RemoteValue:
@@ -88,6 +89,11 @@ class Runtime(ABC):
     def when_done(self, data: Any, callback: Callable[[], None]) -> None:
         """Call back when data is there or never will be."""
         callback()
+
+    def storages(self, data: Any) -> list[tuple[Any, int]]:
+        """Each piece of memory that data is in: something that tells it from others, and its bytes."""
+        parts = data if isinstance(data, (list, tuple)) else (data,)
+        return [(storage_id(part), part.untyped_storage().nbytes()) for part in parts]
 
     def mark(self) -> Any:
         """Data to wait for that is there once everything sent so far has run; None where nothing is to wait for."""
