@@ -433,7 +433,8 @@ class EagerRecorder(Recorder):
                 steps = self.steps
                 result = fast.found(self, known, args)
                 if result is not None:
-                    look = steps >= LOOK_OPS and (steps >= SEGMENT_OPS or function is self.anchor[0])
+                    anchor = self.anchor[0] if self.anchor is not None else None
+                    look = steps >= LOOK_OPS and (steps >= SEGMENT_OPS or function is anchor)
                     if known is not fast.SAME and not look:  # what has to be looked at goes this way each time
                         repeat.note(begin, before, known, opens, function, args, kwargs)
                     return result

@@ -52,8 +52,8 @@ def install() -> None:
         setattr(Tensor, name, _method(function))
     for name, dtype in CASTS.items():
         setattr(Tensor, name, _cast(name, dtype))
-    Tensor.to = _to  # type: ignore[method-assign]
-    Tensor.contiguous = _contiguous  # type: ignore[method-assign]
+    Tensor.to = _to
+    Tensor.contiguous = _contiguous
 
 
 def _binary(function: Callable[..., Any], seen: Any) -> Callable[..., Any]:
