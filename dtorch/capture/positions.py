@@ -37,29 +37,54 @@ class Place:
     step: int
 
 
+_NONE: frozenset[int] = frozenset()
+
+
+class Decided:
+    """Of a call after one trace: the numbers with which it is recorded as it is, and which numbers are values else."""
+
+    __slots__ = ("constant", "moving")
+
+    def __init__(self) -> None:
+        self.constant: tuple | None = None
+        self.moving: frozenset[int] | None = None
+
+
 class Seen:
-    """The numbers that calls at each place of a program had the first time, and which of them have changed since."""
+    """The numbers that calls at each place of a program had the first time."""
 
     def __init__(self) -> None:
         self.traces = 0  # begun so far
-        self._sites: dict[Any, tuple[Any, tuple, frozenset[int]]] = {}
+        self._sites: dict[Any, tuple[Any, tuple]] = {}
         self._visits: dict[Any, tuple[int, int, Any]] = {}  # of a line: last trace, visits in one, first site
 
     def changing(self, recorder: Any, symbol: Tensor, call: tuple, given: tuple) -> frozenset[int]:
         """Which numbers of a call on a symbol are to be values now; none, where all are those of the first time.
 
         call: all else about it. The first time: of this place, so that all numbers of a program become values
-        together; for a new place, of whoever made such a call after the same trace.
+        together; for a new place, of whoever made such a call after the same trace. What was decided after a trace is
+        kept to, so that a program that comes again finds its steps.
         """
-        site, call = self._site(recorder), (symbol.meta, *call)
+        call = (symbol.meta, *call)
+        site = self._site(recorder)
         known = self._sites.get(site)
         if known is None or known[0] != call:
-            first = recorder.state.numbers.setdefault((recorder.value(symbol).index, call), given)
-            known = self._sites[site] = (call, first, frozenset())
-        differing = frozenset(i for i, (now, first) in enumerate(zip(given, known[1])) if now != first)
-        if differing - known[2]:
-            known = self._sites[site] = (call, known[1], known[2] | differing)
-        return known[2] if differing else differing
+            self._sites[site] = (call, given)
+        first = known[1] if known is not None and known[0] == call else given
+        decided = recorder.state.numbers.setdefault((recorder.value(symbol).index, call), Decided())
+        if given == decided.constant:
+            return _NONE
+        if decided.moving is None:
+            if first == given:
+                if decided.constant is None:
+                    decided.constant = given
+                    return _NONE
+                first = decided.constant
+            decided.moving = _NONE
+        decided.moving |= {i for i, (now, then) in enumerate(zip(given, first)) if now != then}
+        if not decided.moving:  # the numbers of the first time, which were never recorded as they are after this trace
+            decided.moving = frozenset(range(len(given)))
+        return decided.moving
 
     def _site(self, recorder: Any) -> Any:
         """Where a program is: the instruction outside of this package that runs now.

@@ -82,7 +82,9 @@ _TEMPLATES_MAX = 20_000
 class HasGraph(Protocol):
     """A GraphModule, or whatever else holds a graph."""
 
-    graph: Graph
+    @property
+    def graph(self) -> Graph:
+        """The graph."""
 
 
 def read_problem(graph: HasGraph, signature: Signature) -> Problem:
