@@ -86,6 +86,7 @@ def test_most_functions_are_understood_directly():
     understood = {case.name for case in CASES if direct.look(opened(case, lambda tensor: tensor)[0])}
     hot = """torch.add Tensor.add_ torch.matmul F.linear Tensor.view Tensor.reshape Tensor.transpose torch.cat
     torch.stack torch.sum torch.mean F.softmax F.layer_norm F.rms_norm F.scaled_dot_product_attention F.embedding
-    torch.where F.gelu torch.eq Tensor.to Tensor.float torch.split torch.topk torch.index_select torch.gather Tensor.masked_fill"""
+    torch.where F.gelu torch.eq Tensor.to Tensor.float torch.split torch.topk torch.index_select torch.gather
+    Tensor.masked_fill"""
     missing = set(hot.split()) & {case.name for case in CASES} - understood
     assert not missing and len(understood) > 200, missing
