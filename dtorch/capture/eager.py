@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from dtorch import options, torch_private
-from dtorch.capture import fast, mutation, overrides, repeat
+from dtorch.capture import fast, mutation, overrides, positions, repeat
 from dtorch.capture.expand import Expansion, Operation, Step, fill, name_of, operation, ref
 from dtorch.capture.forget import forget_old
 from dtorch.capture.place import PlacedStep, must_redistribute, place_expansion, place_made
@@ -114,9 +114,9 @@ class State:
         self.edge = repeat.NOWHERE  # which of that came last
         self.parent, self.entry, self.outputs, self.count = parent, entry, outputs, count
         self.plans: dict[tuple[int, ...], Any] = {}
-        self.numbers: dict[Any, float] = {}  # the first number seen in a call's place
-        self.used = 0  # when a trace last ended here: a number that grows
+        self.numbers: dict[Any, positions.Decided] = {}  # which numbers of calls are values
         self.keep = keep  # what the key in the parent refers to by id
+        self.used = 0  # when a trace last ended here: a number that grows
 
     def path(self) -> list[State]:
         """The states from the first step to this one."""
@@ -211,14 +211,16 @@ class EagerRecorder(Recorder):
         self._plain: dict[int, tuple[Any, int, Tensor]] = {}
         self._emitted: Recent[Expansion] = Recent()
         self.pools: dict[tuple[TensorMeta, Spec], list[Tensor]] = defaultdict(list)  # dead symbols, to be used again
+        self.numbers = positions.Seen()
         self.default_dtype = torch.get_default_dtype()  # under which short ways are learnt
         self._start()
 
     def _start(self) -> None:
+        self.state = self.root
+        self.numbers.traces += 1
         limit = options.current().eager_cache_steps
         if self.states > limit:
             self._forget(limit * 3 // 4)
-        self.state = self.root
         self.entered: list[Any] = []
         self.entered_slots: dict[int, Any] = {}  # remote values by slot
         self.held: list[Tensor] = []
@@ -442,6 +444,10 @@ class EagerRecorder(Recorder):
             taken = self._number_as_value(function, args, kwargs)
             if taken is not None:
                 return self.quick_call(function, taken, kwargs)
+        if key is not None and function in positions.TAKES_POSITIONS:
+            found = positions.indexed(self, function, args, kwargs)
+            if found is not positions.NOT_TAKEN:
+                return found
         result = intercept_call(function, args, kwargs or {})  # unlocked: it may wait for a value
         if key is not None:
             with self.turn:
@@ -461,8 +467,7 @@ class EagerRecorder(Recorder):
         symbol, number = args
         if not symbol.meta.dtype.is_floating_point or not symbol.meta.shape:  # a 0-d value would take part in promotion
             return None
-        first = self.state.numbers.setdefault((function, self.value(symbol).index), number)
-        if first == number:
+        if not self.numbers.changing(self, symbol, (function,), (number,)):
             return None
         with torch_private.without_torch_function():
             value = torch.tensor(number, dtype=torch.float64)
