@@ -6,16 +6,28 @@ the option `workers` decides, and workers start when the first mesh needs them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
 from dtorch.errors import DeviceError, OptionError, nearest
 from dtorch.options import WORKERS
+from dtorch.runtime.curve import SECRET_VARIABLE
+from dtorch.runtime.joining import WAIT_S, JoinLauncher
 from dtorch.runtime.recovery import recover as recover_cluster
 from dtorch.runtime.session import SESSION
 
 
-def init(workers: str = "process", devices: int | Iterable[int] | None = None, device_type: str = "cpu") -> None:
+def init(
+    workers: str = "process",
+    devices: int | Iterable[int] | None = None,
+    device_type: str = "cpu",
+    *,
+    cluster: str = "local",
+    address: str | None = None,
+    secret: str | None = None,
+    wait_s: float = WAIT_S,
+) -> None:
     """Choose how the devices of meshes are run, and start workers now instead of at the first use.
 
     Args:
@@ -23,22 +35,58 @@ def init(workers: str = "process", devices: int | Iterable[int] | None = None, d
             (processes for meshes of several GPUs, else simulated).
         devices: ids, or how many, of workers to start now; None starts each when a mesh first needs it.
         device_type: "cpu" or "cuda", of these devices.
+        cluster: "local" (workers are started here) or "external" (`dtorch worker` on this or other hosts joins).
+        address: for "external": "tcp://HOST:PORT" to bind; PORT + 1 and PORT + 2 are used too. 0: what is free.
+        secret: what hosts must know to join, at least 16 characters; None takes DTORCH_SECRET. Needed unless HOST is
+            this machine's loopback.
+        wait_s: for "external": how long to wait for hosts with all the devices.
 
     Raises:
-        OptionError: an unknown way. DeviceError: a worker does not come up; the message has its last lines.
+        OptionError: an unknown way, or an address without a secret. DeviceError: a worker does not come up (the
+            message has its last lines), or devices have not joined in time (it has the command to type).
     """
     if workers not in WORKERS:
         hint = f" Did you mean {', '.join(nearest(workers, WORKERS))}?" if nearest(workers, WORKERS) else ""
         raise OptionError(f"workers={workers!r} is not known; there is: {', '.join(WORKERS)}.{hint}")
     if device_type not in ("cpu", "cuda"):
         raise OptionError(f"device_type={device_type!r} is not known; there is: cpu, cuda.")
+    if cluster not in ("local", "external"):
+        raise OptionError(f"cluster={cluster!r} is not known; there is: local, external.")
+    if cluster == "external":
+        _init_external(workers, _ids(devices), device_type, address, secret, wait_s)
+        return
+    if address is not None:
+        raise OptionError('address= is for cluster="external": local workers are reached without one.')
     SESSION.workers = workers
     if devices is None or workers == "simulated":
         return
+    SESSION.cluster(device_type).start(_ids(devices))
+
+
+def _ids(devices: int | Iterable[int] | None) -> list[int]:
+    if devices is None:
+        raise OptionError('cluster="external" needs devices=: how many, or their ids, so that it knows whom to await.')
     ids = list(range(devices)) if isinstance(devices, int) else list(devices)
     if not ids or not all(isinstance(each, int) and each >= 0 for each in ids) or len(set(ids)) < len(ids):
         raise OptionError(f"devices={devices!r}: give how many, or ids that are different and not negative.")
-    SESSION.cluster(device_type).start(ids)
+    return ids
+
+
+def _init_external(
+    workers: str, ids: list[int], device_type: str, address: str | None, secret: str | None, wait_s: float
+) -> None:
+    if workers != "process":
+        raise OptionError(f'cluster="external" is for workers="process", not {workers!r}.')
+    if address is None:
+        raise OptionError('cluster="external" needs address="tcp://HOST:PORT" to bind, such as "tcp://0.0.0.0:7077".')
+    launcher = JoinLauncher(address, ids, secret or os.environ.get(SECRET_VARIABLE), device_type, wait_s)
+    SESSION.open_cluster(device_type, launcher)
+    try:
+        SESSION.cluster(device_type).start(ids)
+    except BaseException:
+        SESSION.shutdown()
+        raise
+    SESSION.workers = workers
 
 
 def shutdown() -> None:

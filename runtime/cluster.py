@@ -1,8 +1,8 @@
 """The controller's side of real workers: starts them, sends commands in one order, hears answers, notices failures.
 
 In: devices and a launcher. Out: `Cluster`, on which `remote.ClusterRuntime` puts values and runs plans. One thread
-receives; any thread sends. A failure of a worker ends every wait with the same DeviceError; the cluster can then be
-closed, or mended (`recovery`).
+receives; any thread sends, once for each worker of this machine and once for each host that joined (`lanes`). A failure
+of a worker ends every wait with the same DeviceError; the cluster can then be closed, or mended (`recovery`).
 """
 
 from __future__ import annotations
@@ -18,19 +18,30 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from dtorch.errors import DeviceError
 from dtorch.options import Options, current, logger
-from dtorch.runtime.health import diagnose
-from dtorch.runtime.launch import Launcher, LocalLauncher, Process
+from dtorch.runtime.health import WorkerRecord, diagnose
+from dtorch.runtime.joining import Host, JoinLauncher, RemoteProcess
+from dtorch.runtime.lanes import Lane, Lanes
+from dtorch.runtime.launch import Launcher, LocalLauncher, log_line
 from dtorch.runtime.memory import Arena, Slots
-from dtorch.runtime.protocol import Kind, Message, as_buffer, as_bytes, blank, describe, encode, shaped
+from dtorch.runtime.protocol import (
+    HUB,
+    Kind,
+    Message,
+    as_buffer,
+    as_bytes,
+    blank,
+    describe,
+    encode,
+    shaped,
+    write_header,
+)
 from dtorch.runtime.remote_errors import rebuilt
-from dtorch.runtime.transport import Switchboard, local_endpoints
 from dtorch.runtime.worker_settings import WorkerSettings
 
 INLINE_BYTES = 1 << 16  # tensors up to here travel within messages
@@ -38,26 +49,12 @@ PIECE_BYTES = 16 << 20  # larger ones in pieces of this size
 START_S = 120.0  # how long workers may take to come up
 AHEAD = 256  # how many commands a worker may be behind before clients wait
 TICK_MS = 20.0
+TURN = 256  # messages that are heard before waits look at what is done
 STATUS_FILE = "status.json"
 STATUS_S = 1.0  # between its writings
 
 
 Piece = tuple[int, int, int, int]  # of a value that is fetched: request, offset in it, length, arena offset or -1
-
-
-@dataclass
-class WorkerRecord:
-    """What the controller knows of one worker. `state`: "starting", "up" or "dead"."""
-
-    device: int
-    process: Process
-    state: str = "starting"
-    facts: dict[str, Any] = field(default_factory=dict)
-    acked: int = 0
-    sent: int = 0
-    pulse: dict[str, Any] = field(default_factory=dict)
-    heard: float = field(default_factory=time.monotonic)
-    stopped_since: float | None = None
 
 
 class Cluster:
@@ -69,10 +66,12 @@ class Cluster:
         self.launcher = launcher or LocalLauncher()
         self.folder = tempfile.mkdtemp(prefix="dtorch-")  # only this user may open it
         self.token = bytes(torch.randint(0, 256, (16,), generator=_fresh_generator(), dtype=torch.uint8).tolist())
-        self.board = Switchboard(*local_endpoints(self.folder), self.token)
+        self.board = self.launcher.open(self.folder, self.token)
+        self.joining = self.launcher if isinstance(self.launcher, JoinLauncher) else None
         self.arena = Arena(self.options.arena_bytes)
         self.slots = Slots(self.options.arena_bytes)
         self.workers: dict[int, WorkerRecord] = {}
+        self.lanes = Lanes(self._host_of)
         self.failure: BaseException | None = None
         self.failed: dict[int, BaseException] = {}  # by value id
         self.generation = 0
@@ -83,7 +82,8 @@ class Cluster:
         self.lines: weakref.WeakSet[Any] = weakref.WeakSet()  # runtimes, whose dead values are freed when idle
         self._requests = itertools.count(1)
         self._replies: dict[int, Message | None] = {}
-        self._lent: deque[tuple[int, tuple[int, ...], int, int]] = deque()  # (message, devices, offset, length)
+        self._lent: deque[tuple[int, tuple[int, ...], int, int]] = deque()  # (message, devices, offset or -1, length)
+        self._far_bytes = 0  # of them, those on their way to other hosts
         self._waiting: list[tuple[tuple[int, ...], int, Callable[[], None]]] = []
         self._starting = threading.Lock()
         self._switch_s = sys.getswitchinterval()
@@ -111,6 +111,7 @@ class Cluster:
                 self.workers[device].process.wait(2.0)
                 self.board.forget(device)
                 self.workers[device] = WorkerRecord(device, self.launcher.start(self._settings(device)))
+            self.lanes.reset()
             with self.changed:
                 self.generation += 1
                 self.failure = None
@@ -118,11 +119,11 @@ class Cluster:
 
     def _settings(self, device: int) -> WorkerSettings:
         commands, answers = self.board.endpoints
-        options = self.options
+        options, near = self.options, self.joining is None
         return WorkerSettings(
-            device=device, type=self.device_type, index=device, threads=options.worker_threads,
-            token=self.token.hex(), commands=commands, answers=answers, store=f"file:{self.folder}/store",
-            arena_fd=self.arena.fd, interval_s=options.heartbeat_s, silence_s=options.silence_s,
+            device=device, type=self.device_type, index=device, threads=options.worker_threads, token=self.token.hex(),
+            commands=commands, answers=answers, store=self.launcher.store(self.folder),
+            arena_fd=self.arena.fd if near else None, interval_s=options.heartbeat_s, silence_s=options.silence_s,
             collective_limit_s=options.step_limit_s,
         )  # fmt: skip
 
@@ -137,7 +138,7 @@ class Cluster:
                     raise DeviceError(f"the workers of devices {late} did not come up within {START_S:.0f} s")
                 self.changed.wait(0.1)
         for device in devices:
-            while True:
+            while self._host_of(device) is None:  # a hub looks itself
                 try:
                     with self.board.sending:
                         self.board.send(device, self.board.reserve(), Kind.FREE)
@@ -161,7 +162,7 @@ class Cluster:
                     "pid": record.process.pid,
                     "state": record.state if record.state != "up" else "busy" if pulse.get("at") else "idle",
                     "doing": pulse.get("what", ""),
-                    "queue": max(0, record.sent - record.acked),
+                    "queue": self.lanes.queued(record.device),
                     "values": pulse.get("values", 0),
                     "memory_bytes": pulse.get("memory", 0),
                     "heard_s": round(now - record.heard, 3),
@@ -184,21 +185,41 @@ class Cluster:
         """One command to several devices; its number."""
         with self.board.sending:
             number = self.board.reserve()
-            for device in devices:
-                self._send_one(device, number, kind, ints, data, blobs)
+            self.deliver(devices, number, kind, ints, data, blobs)
         return number
 
-    def _send_one(self, device: int, number: int, kind: Kind, ints: Any, data: Any, blobs: Any) -> None:
-        self.send_frames(device, number, encode(self.token, kind, device, number, ints, data, blobs))
+    def deliver(
+        self,
+        devices: Sequence[int],
+        number: int,
+        kind: Kind,
+        ints: Sequence[int] = (),
+        data: Any = None,
+        blobs: Sequence[Any] = (),
+    ) -> None:
+        """Send one command under a number that was reserved; hold `board.sending`.
 
-    def send_frames(self, device: int, number: int, frames: list[Any]) -> None:
-        """Send encoded frames; hold `board.sending`. Raises DeviceError where the worker cannot be reached."""
+        Raises DeviceError where a worker cannot be reached.
+        """
+        frames = encode(self.token, kind, 0, number, ints, data, blobs)
+        for lane in self.lanes.route(devices).lanes:
+            if not lane.told:
+                self._send_on(lane, encode(self.token, Kind.LANE, lane.address, number, lane.devices))
+                lane.told = True
+            self.lanes.send(lane, number)
+            frames[0] = write_header(self.token, kind, lane.address, number)
+            self._send_on(lane, frames)
+
+    def _send_on(self, lane: Lane, frames: list[Any]) -> None:
         try:
-            self.board.send_frames(device, frames)
-            self.workers[device].sent = number
+            self.board.send_frames(lane.to, frames, lane.name)
         except ConnectionError as error:
-            self.fail(DeviceError(str(error)), device)
+            self.fail(DeviceError(str(error)), lane.devices if lane.host is None else lane.host.devices)
             raise self.failure from error  # type: ignore[misc]
+
+    def _host_of(self, device: int) -> Host | None:
+        process = self.workers[device].process
+        return process.host if isinstance(process, RemoteProcess) else None
 
     def check(self) -> None:
         """Raises the failure of the cluster, if there is one, or says that it is closed."""
@@ -216,7 +237,7 @@ class Cluster:
 
     def hold_back(self, devices: Sequence[int], number: int) -> None:
         """Wait while workers are too far behind: memory stays bounded."""
-        if number - min(self.workers[device].acked for device in devices) > AHEAD * 4:
+        if self.lanes.behind(devices, number) > AHEAD * 4:
             self.wait(devices, number - AHEAD)
 
     def put(self, value: int, parts: dict[tuple[int, ...], torch.Tensor]) -> int:
@@ -231,11 +252,25 @@ class Cluster:
                 continue
             for at in range(0, size, PIECE_BYTES):
                 length = min(PIECE_BYTES, size - at)
-                offset = self.slots.take(length, self._await_slots)
-                self.arena.view(offset, length).copy_(data[at : at + length])
-                number = self.send(devices, Kind.PUT_PIECE, (value, at, offset, length), meta if at == 0 else None)
-                self._lent.append((number, devices, offset, length))
+                piece, told, route = data[at : at + length], meta if at == 0 else None, self.lanes.route(devices)
+                if route.near:
+                    offset = self.slots.take(length, self._await_slots)
+                    self.arena.view(offset, length).copy_(piece)
+                    number = self.send(route.near, Kind.PUT_PIECE, (value, at, offset, length), told)
+                    self._lent.append((number, route.near, offset, length))
+                if route.far:
+                    self._await_far(length)
+                    ints = (value, at, -1, length)
+                    number = self.send(route.far, Kind.PUT_PIECE, ints, told, (as_buffer(piece),))
+                    self._lent.append((number, route.far, -1, length))
         return number
+
+    def _await_far(self, length: int) -> None:
+        """Wait until bytes under way to other hosts are fewer: they wait in this process's memory."""
+        while self._far_bytes and self._far_bytes + length > self.options.arena_bytes:
+            self._await_slots()
+        with self.changed:
+            self._far_bytes += length
 
     def get(self, wanted: Sequence[tuple[int, int, torch.dtype, tuple[int, ...]]]) -> list[torch.Tensor]:
         """Values from devices: (device, value id, dtype, local shape) each. Raises what computing one raised."""
@@ -249,7 +284,8 @@ class Cluster:
         pieces = []
         for at in range(0, max(size, 1), PIECE_BYTES):
             length = min(PIECE_BYTES, size - at)
-            offset = self.slots.take(length, self._await_slots) if size > INLINE_BYTES else -1
+            shared = size > INLINE_BYTES and self._host_of(device) is None
+            offset = self.slots.take(length, self._await_slots) if shared else -1
             request = next(self._requests)
             self._replies[request] = None
             self.send((device,), Kind.GET, (value, request, at, length, offset))
@@ -281,6 +317,21 @@ class Cluster:
         assert dense is not None
         return shaped(dense, [*meta[:3], False])
 
+    def ask(self, device: int, kind: Kind, *ints: int) -> tuple[Message, int, int]:
+        """Send a command with a request in front of its integers; the answer, and when (ns) it was asked and came."""
+        request = next(self._requests)
+        self._replies[request] = None
+        sent = time.perf_counter_ns()
+        self.send((device,), kind, (request, *ints))
+        return self._await_reply(request), sent, time.perf_counter_ns()
+
+    def _line_of(self, value: int) -> str | None:
+        for line in list(self.lines):
+            handle = line.handles.get(value)
+            if handle is not None:
+                return handle.line
+        return None
+
     def _await_reply(self, request: int) -> Message:
         with self.changed:
             while self._replies.get(request) is None:
@@ -302,7 +353,7 @@ class Cluster:
 
     def is_done(self, devices: Sequence[int], number: int) -> bool:
         """Whether all these devices have done a command."""
-        return all(self.workers[device].acked >= number for device in devices)
+        return self.lanes.is_done(devices, number)
 
     def wait(self, devices: Sequence[int], number: int, timeout_s: float | None = None) -> bool:
         """Wait until it is done; raises the cluster's failure. False if it took longer than `timeout_s`."""
@@ -330,10 +381,17 @@ class Cluster:
         """One round: hear what workers say, look after them. Whether to go on."""
         if self.closed:
             return False
-        message = self.board.receive(TICK_MS)
+        message, heard, progress = self.board.receive(TICK_MS), 0, False
         while message is not None:
-            self._hear(message)
-            message = self.board.receive(0)
+            progress = self._hear(message) or progress
+            heard += 1
+            message = self.board.receive(0) if heard < TURN else None
+        if progress:
+            with self.changed:
+                self.changed.notify_all()
+            self._after_progress()
+        if self.joining is not None:
+            self.joining.tend()
         now = time.monotonic()
         if now - self._looked > self.options.heartbeat_s:
             self._looked = now
@@ -342,30 +400,65 @@ class Cluster:
 
     _looked = _written = 0.0
 
-    def _hear(self, message: Message) -> None:
+    def _hear(self, message: Message) -> bool:
+        """Take in one message; whether commands were done."""
+        if message.sender & HUB:
+            return self._hear_host(message)
         record = self.workers.get(message.sender)
         if record is None:
-            return
+            return False
         record.heard = time.monotonic()
+        if message.kind == Kind.DONE and message.ints:
+            self.lanes.worker_done(message.sender, message.ints[0])
+            return True
         with self.changed:
-            if message.kind == Kind.DONE and message.ints:
-                record.acked = max(record.acked, message.ints[0])
-            elif message.kind == Kind.DATA and message.ints:
+            if message.kind == Kind.DATA and message.ints:
                 if message.ints[0] in self._replies:
                     self._replies[message.ints[0]] = message
             elif message.kind == Kind.FAILED and message.ints:
-                error = rebuilt(message.data, message.sender, self.device_type)
+                error = rebuilt(message.data, message.sender, self.device_type, self._line_of)
                 for value in message.ints[1:]:
                     if any(value in line.handles for line in self.lines):
                         self.failed.setdefault(value, error)
             elif message.kind == Kind.HELLO:
                 record.facts, record.state = message.data, "up"
+                record.process.pid = int(record.facts["pid"])
             elif message.kind == Kind.PULSE:
                 record.pulse = message.data
-                return
+                return False
             self.changed.notify_all()
-        if message.kind == Kind.DONE:
-            self._after_progress()
+        return False
+
+    def _hear_host(self, message: Message) -> bool:
+        """What a hub tells of its workers, or of itself."""
+        host = None if self.joining is None else self.joining.numbered(message.sender & ~HUB)
+        if host is None:
+            return False
+        host.heard = now = time.monotonic()
+        if message.kind == Kind.ACKS:
+            for lane, number in zip(message.ints[::2], message.ints[1::2]):
+                self.lanes.hub_done(lane, number)
+            return True
+        mine = {int(device): said for device, said in (message.data or {}).items() if int(device) in host.devices}
+        records = {device: self.workers[device] for device in mine if device in self.workers}
+        if message.kind == Kind.PULSE:
+            for device in host.devices:
+                if device in self.workers:
+                    self.workers[device].heard = now
+            for device, record in records.items():
+                record.pulse = mine[device]
+        elif message.kind == Kind.LOG:
+            for device, record in records.items():
+                for line in mine[device]:
+                    record.process.log.append(line)
+                    log_line(device, line)
+        elif message.kind == Kind.LOST:
+            for device, record in records.items():
+                if isinstance(record.process, RemoteProcess) and record.process.ended() is None:
+                    record.process.end = str(mine[device])
+                    text = f"{record.process.end}\n  on host {host.name}{self._under_way((device,))}"
+                    self.fail(DeviceError(text), (device,))
+        return False
 
     def _after_progress(self) -> None:
         self._reclaim()
@@ -385,22 +478,31 @@ class Cluster:
             done = []
             while self._lent and self.is_done(self._lent[0][1], self._lent[0][0]):
                 done.append(self._lent.popleft())
+            self._far_bytes -= sum(length for _, _, offset, length in done if offset < 0)
         for _, _, offset, length in done:
-            self.slots.give(offset, length)
+            if offset >= 0:
+                self.slots.give(offset, length)
 
     def _look_after(self, now: float) -> None:
         for record in list(self.workers.values()):
-            if record.state == "dead":
+            if record.state == "dead" or isinstance(record.process, RemoteProcess):
                 continue
             trouble = diagnose(record, now, self.options)
             if trouble is not None:
-                self.fail(DeviceError(trouble + self._under_way(record.device)), record.device)
+                self.fail(DeviceError(trouble + self._under_way((record.device,))), record.device)
             elif record.state == "up":
                 with self.board.sending:
                     try:
                         self.board.send(record.device, self.board.reserve(), Kind.BEAT, health=True)
                     except ConnectionError:
                         pass
+        for host in self.joining.hosts if self.joining is not None else ():
+            trouble = self.joining.beat(host, now, self.options.silence_s) if host.alive else None  # type: ignore[union-attr]
+            if trouble is not None:
+                host.alive = False
+                lost = [device for device in host.devices if device in self.workers]
+                trouble += f"; devices {', '.join(map(str, lost))} went with it"
+                self.fail(DeviceError(trouble + self._under_way(lost)), lost)
         if self.failure is None:
             for line in list(self.lines):
                 line.free_dead()
@@ -408,10 +510,10 @@ class Cluster:
             self._written = now
             self._write_status()
 
-    def _under_way(self, device: int) -> str:
-        """Which step a lost worker had not ended."""
+    def _under_way(self, devices: Sequence[int]) -> str:
+        """Which step lost workers had not ended."""
         with self.changed:
-            steps = [step for step in self.steps if device in step.devices]
+            steps = [step for step in self.steps if not set(step.devices).isdisjoint(devices)]
         if not steps:
             return ""
         plan = steps[0].plan
@@ -421,29 +523,34 @@ class Cluster:
 
     # --- failing and closing ---------------------------------------------------------------------------------------
 
-    def fail(self, error: BaseException, device: int) -> None:
-        """A worker is lost: it is ended, and every wait ends with the error."""
-        record = self.workers[device]
-        record.process.kill()
-        record.state = "dead"
+    def fail(self, error: BaseException, devices: int | Sequence[int]) -> None:
+        """Workers are lost: they are ended, and every wait ends with the error."""
+        for device in (devices,) if isinstance(devices, int) else devices:
+            self.workers[device].process.kill()
+            self.workers[device].state = "dead"
         logger("workers").error("%s", error)
         with self.changed:
             if self.failure is None:
                 self.failure = error
             waiting, self._waiting = self._waiting, []
             self.changed.notify_all()
-        for other in self.workers.values():  # who waits for the dead one in a collective gives it up
-            if other.state == "up":
-                try:
-                    if self.board.sending.acquire(timeout=1.0):
-                        try:
-                            self.board.send(other.device, self.board.reserve(), Kind.ABORT, health=True)
-                        finally:
-                            self.board.sending.release()
-                except ConnectionError:
-                    pass
+        if self.board.sending.acquire(timeout=1.0):  # who waits for the dead one in a collective gives it up
+            try:
+                self._abort()
+            finally:
+                self.board.sending.release()
         for _, _, callback in waiting:
             callback()
+
+    def _abort(self) -> None:
+        for host in self.joining.hosts if self.joining is not None else ():
+            self.joining.order(host, Kind.ABORT)  # type: ignore[union-attr]
+        for other in self.workers.values():
+            if other.state == "up" and not isinstance(other.process, RemoteProcess):
+                try:
+                    self.board.send(other.device, self.board.reserve(), Kind.ABORT, health=True)
+                except ConnectionError:
+                    pass
 
     def close(self, grace_s: float = 2.0) -> None:
         """End all workers and free everything; values on them are gone."""
@@ -457,8 +564,10 @@ class Cluster:
             callback()
         if self._thread is not threading.current_thread():
             self._thread.join(5.0)
+        if self.joining is not None:
+            self.joining.end(grace_s + 1.0)
         for record in self.workers.values():
-            if record.state == "up":
+            if record.state == "up" and not isinstance(record.process, RemoteProcess):
                 try:
                     with self.board.sending:
                         self.board.send(record.device, self.board.reserve(), Kind.STOP)

@@ -5,14 +5,27 @@ In: a worker's record, the time, the limits. Out: None, or the text of the error
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from dataclasses import dataclass, field
+from typing import Any
 
 from dtorch.options import Options
-
-if TYPE_CHECKING:
-    from dtorch.runtime.cluster import WorkerRecord
+from dtorch.runtime.launch import Process
 
 STOPPED_S = 0.4  # a process that stays stopped for longer is lost to the others
+
+
+@dataclass
+class WorkerRecord:
+    """What is known of one worker by who looks after it. `state`: "starting", "up" or "dead"."""
+
+    device: int
+    process: Process
+    state: str = "starting"
+    facts: dict[str, Any] = field(default_factory=dict)
+    pulse: dict[str, Any] = field(default_factory=dict)
+    heard: float = field(default_factory=time.monotonic)
+    stopped_since: float | None = None
 
 
 def diagnose(record: WorkerRecord, now: float, options: Options) -> str | None:

@@ -36,6 +36,10 @@ class Arena:
             raise ValueError(f"bytes {offset} to {offset + length} of an arena of {self.size}")
         return self._bytes[offset : offset + length]
 
+    def fill(self, offset: int, data: bytes) -> None:
+        """Copy bytes into it."""
+        self._map[offset : offset + len(data)] = data
+
     def close(self) -> None:
         """Unmap it here."""
         self._bytes = torch.empty(0, dtype=torch.uint8)

@@ -42,13 +42,27 @@ class Kind(IntEnum):
     ABORT = 10  # give up communication that is under way; data: why
     MODULES = 11  # data: modules to import, since plans use what they register
     UNLOAD = 12  # ints: plan numbers
+    # controller → hub, besides all of the above for the workers of a lane
+    LANE = 20  # ints: number of a lane, the devices that messages to it are for
+    START = 21  # data: settings of a worker to start
+    KILL = 22  # ints: devices whose workers are to be ended
+    WELCOME = 23  # data: what a host needs to know that was let in
+    REFUSED = 24  # data: why a host was not let in
     # worker → controller
     HELLO = 32  # data: pid, host, device, torch version
     DONE = 33  # the message numbered ints[0] and all before it are done
     FAILED = 34  # ints: message number, then value ids that will never be there; data: the error
     DATA = 35  # ints: request; data: metadata; blob: bytes unless in the arena
     PULSE = 36  # data: what the worker does now
-    LOG = 37  # data: a line
+    LOG = 37  # data: lines, by device
+    # hub → controller; what its workers answer goes through it unchanged, but for DONE and PULSE
+    JOIN = 38  # data: the host and the devices that it offers
+    ACKS = 39  # ints: a lane and the number up to which all of its devices are done, again and again
+    LOST = 40  # data: what became of workers, by device
+    BYE = 41  # the hub's workers have ended, and so does it
+
+
+HUB = 1 << 31  # bit of a sender that is a hub, or of an address that is a lane of one: 0 for the hub itself
 
 
 class BadMessage(ValueError):
@@ -57,7 +71,7 @@ class BadMessage(ValueError):
 
 @dataclass(frozen=True)
 class Message:
-    """One message, checked. `sender` is the device of the worker it is from or for."""
+    """One message, checked. `sender` is the device of the worker it is from or for, or HUB and a number."""
 
     kind: Kind
     sender: int
@@ -77,16 +91,21 @@ def encode(
     blobs: Sequence[Any] = (),
 ) -> list[Any]:
     """The frames of a message."""
-    header = _HEADER.pack(MAGIC, VERSION, kind, token, sender, number)
+    header = write_header(token, kind, sender, number)
     body = b"" if data is None else json.dumps(data, separators=(",", ":")).encode()
     return [header, array("q", ints).tobytes(), body, *blobs]
 
 
-def decode(token: bytes, frames: Sequence[Any], least_number: int = 0) -> Message:
-    """Check frames and read them. Raises BadMessage saying what is wrong with them."""
+def write_header(token: bytes, kind: Kind, sender: int, number: int) -> bytes:
+    """The first frame of a message: another one addresses the same frames to somebody else."""
+    return _HEADER.pack(MAGIC, VERSION, kind, token, sender, number)
+
+
+def read_header(token: bytes, frames: Sequence[Any], least_number: int = 0) -> tuple[Kind, int, int]:
+    """Check frames without reading their data: kind, sender, number. Raises BadMessage."""
     if not 3 <= len(frames) <= MOST_FRAMES:
         raise BadMessage(f"it has {len(frames)} frames")
-    header, ints, body, *blobs = frames
+    header = frames[0]
     if len(header) != _HEADER.size:
         raise BadMessage(f"its header has {len(header)} bytes, not {_HEADER.size}")
     magic, version, kind, theirs, sender, number = _HEADER.unpack(header)
@@ -100,12 +119,22 @@ def decode(token: bytes, frames: Sequence[Any], least_number: int = 0) -> Messag
         raise BadMessage(f"its number {number} was used before")
     if any(len(frame) > MOST_BYTES for frame in frames):
         raise BadMessage("a frame is too large")
-    if len(ints) % 8:
+    if len(frames[1]) % 8:
         raise BadMessage("its integers are cut off")
-    packed = array("q")
-    packed.frombytes(ints)
     try:
-        return Message(Kind(kind), sender, number, packed, json.loads(bytes(body)) if len(body) else None, tuple(blobs))
+        return Kind(kind), sender, number
+    except ValueError as error:
+        raise BadMessage(f"it cannot be read: {error}") from error
+
+
+def decode(token: bytes, frames: Sequence[Any], least_number: int = 0) -> Message:
+    """Check frames and read them. Raises BadMessage saying what is wrong with them."""
+    kind, sender, number = read_header(token, frames, least_number)
+    packed = array("q")
+    packed.frombytes(frames[1])
+    body = frames[2]
+    try:
+        return Message(kind, sender, number, packed, json.loads(bytes(body)) if len(body) else None, tuple(frames[3:]))
     except ValueError as error:
         raise BadMessage(f"it cannot be read: {error}") from error
     except RecursionError as error:

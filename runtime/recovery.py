@@ -17,6 +17,7 @@ from dtorch.ir.layout import local_shape
 from dtorch.options import logger
 from dtorch.runtime.cluster import Cluster
 from dtorch.runtime.parts import Coordinate, coordinates, varying_axes
+from dtorch.runtime.protocol import Kind
 from dtorch.runtime.remote import ClusterRuntime, Handle, Lent, Step
 
 SETTLE_S = 5.0  # how long survivors may take to give up what they wait for
@@ -56,15 +57,21 @@ def recover(cluster: Cluster) -> dict[str, int]:
 def _settle(cluster: Cluster) -> None:
     """Wait until the survivors have done all they were sent; one that hangs is lost too."""
     deadline = time.monotonic() + SETTLE_S
+    marks: dict[int, int] = {}
+    for device, record in list(cluster.workers.items()):
+        if record.state == "up":
+            try:
+                marks[device] = cluster.send((device,), Kind.FREE)
+            except DeviceError:  # it is lost as well
+                continue
     while time.monotonic() < deadline:
-        if all(record.acked >= record.sent for record in cluster.workers.values() if record.state == "up"):
+        marks = {device: number for device, number in marks.items() if cluster.workers[device].state == "up"}
+        if all(cluster.lanes.passed((device,), number) for device, number in marks.items()):
             return
         time.sleep(0.01)
-    for record in list(cluster.workers.values()):
-        if record.state == "up" and record.acked < record.sent:
-            cluster.fail(
-                DeviceError(f"the worker of device {record.device} hangs after a loss: it was ended"), record.device
-            )
+    for device, number in marks.items():
+        if cluster.workers[device].state == "up" and not cluster.lanes.passed((device,), number):
+            cluster.fail(DeviceError(f"the worker of device {device} hangs after a loss: it was ended"), device)
 
 
 def _rebuild(cluster: Cluster, runtime: ClusterRuntime, handle: Handle, device: int, dead: list[int]) -> bool:

@@ -20,7 +20,7 @@ from dtorch.ir.plan import PYTHON, Plan
 from dtorch.runtime.base import LoadedPlan, Runtime
 from dtorch.runtime.cluster import INLINE_BYTES, Cluster
 from dtorch.runtime.parts import Coordinate, coordinates, cut, join, varying_axes, whole_shape
-from dtorch.runtime.protocol import Kind, as_buffer, as_bytes, describe, encode, pack_run
+from dtorch.runtime.protocol import Kind, as_buffer, as_bytes, describe, pack_run
 from dtorch.torch_private import registering_module
 
 LOSS_S = 0.5  # after communication failed: how long until the loss of its other end is noticed
@@ -325,17 +325,18 @@ class ClusterPlan(LoadedPlan):
         cluster.steps.append(Step(self, number, runtime.device_ids, given, [weakref.ref(each) for each in outputs]))
 
     def _send_step(self, number: int, packed: Any, lent: list[Lent]) -> None:
-        token = self.runtime.cluster.token
-        for device in self.runtime.device_ids:
+        alike: dict[tuple[int, ...], list[int]] = {}  # devices that get the same parts, and so the same message
+        for device in self.runtime.device_ids if lent else ():
+            alike.setdefault(tuple(id(item.parts[device]) for item in lent), []).append(device)
+        for devices in alike.values() if lent else (self.runtime.device_ids,):
             keep, metas, blobs = [], [], []
             for item in lent:
-                meta, dense = describe(item.parts[device])
+                meta, dense = describe(item.parts[devices[0]])
                 data = as_bytes(dense.cpu())
                 keep.append(data)
                 metas.append(meta)
                 blobs.append(as_buffer(data))
-            frames = encode(token, Kind.RUN, device, number, packed, metas or None, blobs)
-            self.runtime.cluster.send_frames(device, number, frames)
+            self.runtime.cluster.deliver(devices, number, Kind.RUN, packed, metas or None, blobs)
 
 
 def modules_of(plan: Plan) -> list[str]:

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from dtorch.errors import MeshError
+from dtorch.errors import DeviceError, MeshError
 from dtorch.options import current
 from dtorch.runtime.base import Runtime
 from dtorch.runtime.cluster import Cluster
+from dtorch.runtime.launch import Launcher
 from dtorch.runtime.remote import ClusterRuntime
 from dtorch.runtime.simulate import SimulatedRuntime
-
 
 PROCESSES_A_CORE = 16  # more CPU workers than this are a slip: each is a Python process with torch
 
@@ -48,7 +48,8 @@ class Session:
         if self.kind(device_type, device_ids) == "simulated":
             return SimulatedRuntime(mesh_shape, torch.device(device_type))
         most = PROCESSES_A_CORE * (os.cpu_count() or 1)
-        if device_type == "cpu" and len(device_ids) > most:
+        here = self.cluster(device_type).joining is None
+        if here and device_type == "cpu" and len(device_ids) > most:
             raise MeshError(
                 f"a mesh of {len(device_ids)} CPU devices would start as many processes on this machine, which has "
                 f'{os.cpu_count()} cores (at most {most}). Use dtorch.init(workers="simulated") for it.'
@@ -74,6 +75,15 @@ class Session:
             if found is None or found.closed:
                 found = self._clusters[device_type] = Cluster(device_type)
             return found
+
+    def open_cluster(self, device_type: str, launcher: Launcher) -> Cluster:
+        """A cluster with a launcher of its own. Raises DeviceError where there is one of that type already."""
+        with self._lock:
+            found = self._clusters.get(device_type)
+            if found is not None and not found.closed:
+                raise DeviceError(f"there are {device_type} workers already; dtorch.shutdown() ends them")
+            made = self._clusters[device_type] = Cluster(device_type, launcher)
+            return made
 
     def clusters(self) -> list[Cluster]:
         """All that are running."""

@@ -1,13 +1,12 @@
 """ZeroMQ sockets of both ends: one line of commands to each worker, one of answers back.
 
 In: an address and the cluster's token. Out: `Switchboard` at the controller (sends from any thread, receives on one)
-and `Line` at a worker. Local clusters meet at sockets in a folder that only this user can open; beyond the machine,
-CURVE keys made from the shared secret keep everyone else out.
+and `Line` at a worker; a hub has a `Switchboard` for its own workers. Local clusters meet at sockets in a folder that
+only this user can open; beyond the machine, `curve` keeps everyone out who does not know the secret.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 import threading
@@ -15,13 +14,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import zmq
-from zmq.utils import z85
 
+from dtorch.errors import DeviceError
 from dtorch.options import logger
-from dtorch.runtime.protocol import BadMessage, Kind, Message, decode, encode
+from dtorch.runtime.curve import Door, doorkeeper, guard_client, guard_server
+from dtorch.runtime.protocol import TOKEN_BYTES, BadMessage, Kind, Message, decode, encode, read_header
 
 HEALTH = b"h"  # the ending of the identity of a worker's second line, which its watching thread reads
-SEND_S = 10.0  # how long a line may take to be there when the first message is sent
+STRANGER = bytes(TOKEN_BYTES)  # the token of who is not let in yet
 
 
 def identity(device: int, health: bool = False) -> bytes:
@@ -29,15 +29,8 @@ def identity(device: int, health: bool = False) -> bytes:
     return b"w%d" % device + (HEALTH if health else b"")
 
 
-def secret_keys(secret: str) -> tuple[bytes, bytes]:
-    """The CURVE key pair (public, secret) that everybody who knows the secret can make."""
-    private = hashlib.blake2b(secret.encode(), digest_size=32, person=b"dtorch-curve").digest()
-    encoded = z85.encode(private)
-    return zmq.curve_public(encoded), encoded
-
-
 class Switchboard:
-    """The controller's end."""
+    """The controller's end, or a hub's towards its workers."""
 
     def __init__(self, commands: str, answers: str, token: bytes, secret: str | None = None) -> None:
         self.token = token
@@ -52,14 +45,19 @@ class Switchboard:
             socket.setsockopt(zmq.RCVHWM, 0)
             socket.setsockopt(zmq.MAXMSGSIZE, 1 << 30)
             if secret is not None:
-                public, private = secret_keys(secret)
-                socket.curve_server = True
-                socket.curve_secretkey, socket.curve_publickey = private, public
+                guard_server(socket, secret)
         self._commands.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._commands.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a worker that was restarted takes its place
-        self._authenticator = None if secret is None else _only(self.context, secret_keys(secret)[0])
-        self._commands.bind(commands)
-        self._answers.bind(answers)
+        self._authenticator = None if secret is None else doorkeeper(self.context, secret)
+        self._doors: list[Door] = []
+        for socket, address in ((self._commands, commands), (self._answers, answers)):
+            if not address.startswith("ipc:"):
+                self._doors.append(Door(socket, address))
+            try:
+                socket.bind(address)
+            except zmq.ZMQError as error:
+                self.close()
+                raise DeviceError(f"{address} cannot be used: {error}. Choose another port?") from error
         self._last: dict[int, int] = {}  # by worker and line, the highest number seen
         self.sent_messages = self.sent_bytes = 0
 
@@ -88,43 +86,84 @@ class Switchboard:
         health: bool = False,
     ) -> None:
         """Send to a worker; hold `sending`. Raises ConnectionError where its line is gone."""
-        self.send_frames(device, encode(self.token, kind, device, number, ints, data, blobs), health)
+        frames = encode(self.token, kind, device, number, ints, data, blobs)
+        self.send_frames(identity(device, health), frames, f"device {device}")
 
-    def send_frames(self, device: int, frames: list[Any], health: bool = False) -> None:
-        """Send frames made by `encode`; hold `sending`."""
+    def send_frames(self, to: bytes, frames: list[Any], name: str) -> None:
+        """Send frames made by `encode` to a line; hold `sending`. Raises ConnectionError where it is gone."""
         self.sent_messages += 1
         self.sent_bytes += sum(len(frame) for frame in frames)
         try:
-            self._commands.send_multipart([identity(device, health), *frames], zmq.NOBLOCK, copy=True)
+            self._commands.send_multipart([to, *frames], zmq.NOBLOCK, copy=True)
         except zmq.ZMQError as error:
-            raise ConnectionError(f"device {device} has no connection: {error}") from error
+            raise ConnectionError(f"{name} has no connection: {error}") from error
 
-    def forget(self, device: int) -> None:
+    def callers(self) -> list[tuple[bytes, Message]]:
+        """Who asks to be let in: the names of their lines, and what they say."""
+        found = []
+        for door in self._doors:
+            door.look()
+        while True:
+            with self._lock:
+                try:
+                    to, *frames = self._commands.recv_multipart(zmq.NOBLOCK)
+                except zmq.Again:
+                    return found
+            try:
+                message = decode(STRANGER, frames)
+                if message.kind != Kind.JOIN:
+                    raise BadMessage("it does not ask to join")
+                found.append((to, message))
+            except BadMessage as reason:
+                logger("workers").warning("a message to the controller was dropped: %s", reason)
+
+    def forget(self, sender: int) -> None:
         """A worker was replaced: its successor counts from one again."""
-        for line in (device << 1, device << 1 | 1):
+        for line in (sender << 1, sender << 1 | 1):
             self._last.pop(line, None)
 
     def receive(self, timeout_ms: float) -> Message | None:
         """The next good message, or None when there is none in time; what is not ours is logged and dropped."""
-        if not self._answers.poll(timeout_ms):
+        frames = self.take(timeout_ms)
+        if not frames:
             return None
-        frames = self._answers.recv_multipart(zmq.NOBLOCK)
         try:
-            message = decode(self.token, frames)
-            line = message.sender << 1 | (message.kind in (Kind.PULSE, Kind.LOG))
-            if message.kind < Kind.HELLO:
-                raise BadMessage("it is a command")
-            if message.number <= self._last.get(line, 0):
-                raise BadMessage(f"its number {message.number} was used before")
-            self._last[line] = message.number
-            return message
+            return decode(self.token, frames)
         except BadMessage as reason:
             logger("workers").warning("a message to the controller was dropped: %s", reason)
             return None
 
+    def take(self, timeout_ms: float) -> list[bytes] | None:
+        """The frames of the next message, its header checked; [] for one that was dropped."""
+        if timeout_ms and not self._answers.poll(timeout_ms):
+            return None
+        try:
+            frames = self._answers.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        try:
+            kind, sender, number = read_header(self.token, frames)
+            line = sender << 1 | (kind in (Kind.PULSE, Kind.LOG))
+            if kind < Kind.HELLO:
+                raise BadMessage("it is a command")
+            if number <= self._last.get(line, 0):
+                raise BadMessage(f"its number {number} was used before")
+            self._last[line] = number
+            return frames
+        except BadMessage as reason:
+            logger("workers").warning("a message to the controller was dropped: %s", reason)
+            return []
+
+    @property
+    def inlet(self) -> Any:
+        """The socket of answers, to be polled with others."""
+        return self._answers
+
     def close(self) -> None:
         """Close the sockets; nothing that was not sent yet will be."""
         with self._lock:
+            for door in self._doors:
+                door.close()
             self._commands.close(0)
             self._answers.close(0)
             if self._authenticator is not None:
@@ -149,9 +188,7 @@ class Line:
             socket.setsockopt(zmq.RCVHWM, 0)
             socket.setsockopt(zmq.MAXMSGSIZE, 1 << 30)
             if secret is not None:
-                public, private = secret_keys(secret)
-                socket.curve_serverkey = public
-                socket.curve_secretkey, socket.curve_publickey = private, public
+                guard_client(socket, secret)
         self._commands.connect(commands)
         self._answers.connect(answers)
         self._sent = itertools.count(1)
@@ -190,16 +227,3 @@ def local_endpoints(folder: str) -> tuple[str, str]:
     """Addresses for a cluster on this machine."""
     return f"ipc://{os.path.join(folder, 'commands')}", f"ipc://{os.path.join(folder, 'answers')}"
 
-
-def _only(context: Any, public: bytes) -> Any:
-    """Let in who has this key, and nobody else."""
-    from zmq.auth.thread import ThreadAuthenticator
-
-    class _Provider:
-        def callback(self, domain: str, key: bytes) -> bool:
-            return z85.encode(key) == public if len(key) == 32 else key == public
-
-    keeper = ThreadAuthenticator(context)
-    keeper.start()
-    keeper.configure_curve_callback(domain="*", credentials_provider=_Provider())
-    return keeper

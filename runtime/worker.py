@@ -76,8 +76,9 @@ class Worker:
         kind, place = self.settings["store"].split(":", 1)
         if kind == "file":
             return dist.FileStore(place, -1)
+        place, _, prefix = place.partition("/")
         host, port = place.rsplit(":", 1)
-        return dist.TCPStore(host, int(port), is_master=False)
+        return dist.PrefixStore(prefix, dist.TCPStore(host, int(port), is_master=False))
 
     # --- the main thread ------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ class WorkerSettings(TypedDict, total=False):
     secret: str | None  # for CURVE, where control traffic leaves the machine
     commands: str  # ZeroMQ addresses
     answers: str
-    store: str  # "file:<path>" or "tcp:<host>:<port>": where members of a group meet
+    store: str  # "file:<path>" or "tcp:<host>:<port>/<prefix of keys>": where members of a group meet
     arena_fd: int | None  # the shared memory of workers on the controller's machine
     interval_s: float  # between signs of life
     silence_s: float  # after which the controller counts as gone
