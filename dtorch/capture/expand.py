@@ -15,6 +15,7 @@ import torch
 
 from dtorch import options, torch_private
 from dtorch.capture import direct
+from dtorch.capture.promotion import dtypes_pinned
 from dtorch.capture.steps import (
     DROPPED,
     SELF,
@@ -137,7 +138,8 @@ class Operation:
             steps += [Step(operator.getitem, (ref(count), i), {}, val) for i, val in enumerate(vals)]
         outputs = range(count, count + 1) if self.spec.is_leaf() else range(count + 1, count + 1 + len(vals))
         drawn = torch_private.draws_random_numbers(self.function) and draws(self.function, self.args, self.kwargs)
-        return Expansion(tuple(steps), tuple(ref(i) for i in outputs), random=str(self.function) if drawn else None)
+        made = Expansion(tuple(steps), tuple(ref(i) for i in outputs), random=str(self.function) if drawn else None)
+        return dtypes_pinned(made, self.metas)
 
     def scatter(self, position: int, value: TensorMeta) -> Expansion:
         """New value of the base from (tensors..., new value of the view that is result `position`, of metadata
@@ -236,6 +238,8 @@ def operation(
     made = Operation(function, args, kwargs, metas)
     if not direct.look(made):
         made.probe()
+    elif made.expansion is not None:
+        made.expansion = dtypes_pinned(made.expansion, metas)
     if key is not None:
         _OPERATIONS.put(key, made, min(CACHE_ENTRIES, options.current().eager_cache_steps))
     return made
@@ -244,7 +248,7 @@ def operation(
 def traced(function: Callable[..., tuple], metas: Sequence[TensorMeta], name: str) -> Expansion:
     """Trace a function of tensors to clean functional steps."""
     graph_module = torch_private.trace_functional(function, [meta.fake() for meta in metas])
-    return _Cleaner(graph_module, len(metas), name).expansion()
+    return dtypes_pinned(_Cleaner(graph_module, len(metas), name).expansion(), metas)
 
 
 class _Cleaner:
