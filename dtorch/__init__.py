@@ -28,7 +28,7 @@ _PUBLIC = {
     **dict.fromkeys(("device_mesh_guard", "dtype_guard", "default_device_mesh"), "dtorch.defaults"),
     "TensorFuture": "dtorch.future",
     **dict.fromkeys(("assert_no_recompile", "expect_collectives"), "dtorch.watch"),
-    **dict.fromkeys(("init", "shutdown", "recover", "status"), "dtorch.workers"),
+    **dict.fromkeys(("init", "shutdown", "recover", "status", "profile"), "dtorch.workers"),
     "nn": "dtorch.nn",
     "distribute_module": "dtorch.nn",
     "Options": "dtorch.options",

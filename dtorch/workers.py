@@ -7,13 +7,17 @@ the option `workers` decides, and workers start when the first mesh needs them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from dtorch.errors import DeviceError, OptionError, nearest
 from dtorch.options import WORKERS
 from dtorch.runtime.curve import SECRET_VARIABLE
 from dtorch.runtime.joining import WAIT_S, JoinLauncher
+from dtorch.runtime.profiler import Timeline
+from dtorch.runtime.profiler import begin as begin_profile
+from dtorch.runtime.profiler import end as end_profile
 from dtorch.runtime.recovery import recover as recover_cluster
 from dtorch.runtime.session import SESSION
 
@@ -122,3 +126,27 @@ def status() -> list[dict[str, Any]]:
     memory_bytes (of the process; on CUDA allocated on the GPU) and heard_s (seconds since its last sign of life).
     """
     return SESSION.status()
+
+
+@contextmanager
+def profile() -> Iterator[Timeline]:
+    """Measure what workers do within the block: `with dtorch.profile() as timeline: ...`.
+
+    The timeline is filled when the block ends: `events` (device, plan, kernel, stream, line, begin_us, end_us; all on
+    one clock), `totals()`, `save(path)` for Perfetto. Kernels run one at a time while they are measured (on CUDA each
+    is waited for, in an NVTX range with its name), so what overlaps without profiling does not overlap here.
+
+    Raises:
+        DeviceError: there are no workers, or one was lost.
+    """
+    clusters = SESSION.clusters()
+    if not clusters:
+        raise DeviceError("there are no workers to measure: dtorch.init() or a mesh starts them.")
+    timeline = Timeline()
+    for cluster in clusters:
+        begin_profile(cluster)
+    try:
+        yield timeline
+    finally:
+        for cluster in clusters:
+            end_profile(cluster, timeline)

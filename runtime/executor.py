@@ -7,7 +7,10 @@ everything else is computed, and communication goes on with zeros, so that no ot
 
 from __future__ import annotations
 
+import gc
+import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -40,6 +43,7 @@ class DevicePlan:
 
     def __init__(self, plan: Plan, device_ids: Sequence[int], own: int, comms: Comms) -> None:
         self.plan, self.comms = plan, comms
+        self.events: list[tuple[str, str, str, int, int]] | None = None  # kernel, stream, line, began, ended (ns)
         self.device = comms.device
         position = list(device_ids).index(own)
         self.coordinate = _coordinate(position, plan.mesh_shape)
@@ -59,12 +63,15 @@ class DevicePlan:
         with plain_execution():
             if not any(type(item) is Failed for item in inputs):
                 try:
-                    return list(self._function(inputs))
+                    return list(self._function(inputs) if self.events is None else self._measured(inputs))
                 except Exception as error:
                     position, values = self._where(error)
                     if position is None:
                         raise
                     error.__traceback__ = None  # its frames would keep the values alive
+                    if out_of_memory(error):
+                        _make_room(self.device)
+                        return self._go_on(values, position, step)
                     values[self.plan.instructions[position].result] = Failed(error, position, step)
                     return self._go_on(values, position + 1, step)
             values = {item.register: given for item, given in zip(self.plan.inputs, inputs)}
@@ -73,6 +80,26 @@ class DevicePlan:
     def at(self, frame: Any) -> int | None:
         """The instruction that a frame of this plan's function is at; None for other frames."""
         return self._lines.get(frame.f_lineno) if frame.f_code is self._function.__code__ else None
+
+    def _measured(self, inputs: list[Any]) -> list[Any]:
+        """Run one instruction at a time and note when each began and ended; on CUDA each is waited for."""
+        values = {item.register: given for item, given in zip(self.plan.inputs, inputs)}
+        wait = torch.cuda.synchronize if self.device.type == "cuda" else None
+        for instruction in self.plan.instructions:
+            function, _ = self._bind(instruction)
+            given = [self._value(item, values) for item in self._arguments(instruction)]
+            named = {key: self._value(item, values) for key, item in instruction.kwargs}
+            began = time.perf_counter_ns()
+            with torch.cuda.nvtx.range(instruction.kernel) if wait is not None else nullcontext():
+                values[instruction.result] = function(*given, **named)
+            if wait is not None:
+                wait()
+            line = self.plan.lines[instruction.line]
+            assert self.events is not None
+            self.events.append((instruction.kernel, instruction.stream, line, began, time.perf_counter_ns()))
+            for register in instruction.frees:
+                values.pop(register, None)
+        return [values[item.register] for item in self.plan.outputs]
 
     def _where(self, error: Exception) -> tuple[int | None, dict[int, Any]]:
         """The instruction that raised, and the registers as they were."""
@@ -208,6 +235,17 @@ class DevicePlan:
         size = self.groups[instruction.args[-1]].size
         first = source.shape[0] * size if name == "all_gather_into_tensor" else source.shape[0] // size
         return source.new_empty((first, *source.shape[1:]))
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that there is no memory left; on CPU torch has no class for it."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: can't allocate" in str(error)
+
+
+def _make_room(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 class _Doomed:

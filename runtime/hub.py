@@ -121,7 +121,7 @@ class Hub:
 
     def turn(self, poller: zmq.Poller) -> bool:
         """Wait for messages and handle them. Whether to go on."""
-        poller.poll(5.0 if self._greeting else self.options.heartbeat_s * 1e3)
+        poller.poll(5 if self._greeting else int(self.options.heartbeat_s * 1e3) + 1)
         if not self.uplink.look():
             self._ended = "the connection to the controller closed"
         if self._ending:

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -190,7 +190,7 @@ class JoinLauncher(Launcher):
 
     # --- Launcher -------------------------------------------------------------------------------------------------
 
-    def start(self, settings: dict[str, Any]) -> RemoteProcess:
+    def start(self, settings: Mapping[str, Any]) -> RemoteProcess:
         """Wait until all wanted devices have hosts, then have this one's worker started."""
         device = settings["device"]
         if device not in self.wanted:

@@ -60,7 +60,7 @@ class Launcher(ABC):
         return f"file:{folder}/store"
 
     @abstractmethod
-    def start(self, settings: dict[str, Any]) -> Process:
+    def start(self, settings: Mapping[str, Any]) -> Process:
         """Start (or await) the worker of `settings["device"]`."""
 
 
@@ -123,7 +123,7 @@ class LocalLauncher(Launcher):
     def __init__(self, told: Callable[[int, str], None] = log_line, extra: Mapping[str, str] | None = None) -> None:
         self._told, self._extra = told, dict(extra or {})
 
-    def start(self, settings: dict[str, Any]) -> LocalProcess:
+    def start(self, settings: Mapping[str, Any]) -> LocalProcess:
         """See Launcher."""
         environment = {key: value for key, value in os.environ.items() if key not in _NOT_FOR_WORKERS}
         environment[ENVIRONMENT] = json.dumps({**settings, "stdin": True, "path": [p for p in sys.path if p]})

@@ -2,7 +2,8 @@
 
 In: a plan. Out: a function of the inputs' data, straight-line and with explicit deletes. A register that varies
 along no axis is a tensor and its instruction one call; one that varies is a list over the coordinates of its
-axes (row-major, in mesh order) and its instruction one comprehension.
+axes (row-major, in mesh order) and its instruction one comprehension. An instruction that writes in place into a
+register which several of its coordinates share writes into a copy for each of them.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class _Writer:
         self._names: dict[Any, str] = {}
         self._kernels: dict[str, str] = {}
         self.lines: dict[int, int] = {}
+        self._donated = {item.register for item in plan.inputs}  # inputs, and what is written into their bytes
 
     def write(self) -> str:
         plan, lines = self.plan, []
@@ -64,6 +66,12 @@ class _Writer:
         streams: dict[str, str] = {}  # iterable → loop variable
         args = [self._argument(item, axes, streams) for item in instruction.args]
         args += [f"{key}={self._argument(value, axes, streams)}" for key, value in instruction.kwargs]
+        if _writes_in_place(instruction.kernel):
+            written = instruction.args[0].register
+            if written in self._donated:
+                self._donated.add(instruction.result)
+            elif self.axes[written] != axes:
+                args[0] = f"{self._kernel('aten.clone.default')}({args[0]})"
         call = f"{self._kernel(instruction.kernel)}({', '.join(args)})"
         return f"v{instruction.result} = {self._loop(call, streams)}" if axes else f"v{instruction.result} = {call}"
 
@@ -208,6 +216,14 @@ class _Writer:
     @staticmethod
     def _with(coordinate: tuple[int, ...], axis: int, index: int) -> tuple[int, ...]:
         return (*coordinate[:axis], index, *coordinate[axis + 1 :])
+
+
+def _writes_in_place(kernel_name: str) -> bool:
+    """Whether a kernel writes into its first argument: torch's names end in an underscore then."""
+    if kernel_name == "dtorch.slice_scatter_in_place":
+        return True
+    name = kernel_name.split(".")[1] if kernel_name.startswith("aten.") else ""
+    return name.endswith("_") and not name.endswith("__")
 
 
 def _deal(parts: list[Any], groups: tuple[tuple[int, ...], ...], combine: Callable[..., Any], *extra: Any) -> list[Any]:

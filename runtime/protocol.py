@@ -42,6 +42,7 @@ class Kind(IntEnum):
     ABORT = 10  # give up communication that is under way; data: why
     MODULES = 11  # data: modules to import, since plans use what they register
     UNLOAD = 12  # ints: plan numbers
+    PROFILE = 13  # ints: request; and 0 to end and tell
     # controller → hub, besides all of the above for the workers of a lane
     LANE = 20  # ints: number of a lane, the devices that messages to it are for
     START = 21  # data: settings of a worker to start

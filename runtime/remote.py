@@ -30,12 +30,13 @@ STEP_INLINE_BYTES = 1 << 14  # host inputs of a step up to here travel within it
 class Handle:
     """A value on the workers of one mesh, made by command `number`."""
 
-    __slots__ = ("id", "number", "runtime", "shape", "dtype", "spec", "rebuild", "__weakref__")
+    __slots__ = ("id", "number", "runtime", "shape", "dtype", "spec", "rebuild", "line", "__weakref__")
 
     def __init__(self, runtime: ClusterRuntime, number: int, shape: tuple[int, ...], dtype: Any, spec: Spec) -> None:
         self.id = next(runtime.cluster.ids)
         self.runtime, self.number = runtime, number
         self.shape, self.dtype, self.spec = shape, dtype, spec
+        self.line: str | None = None  # of the user's code that made it
         self.rebuild: Callable[[Coordinate], torch.Tensor] | None = None  # reads a part again after a loss
         runtime.handles[self.id] = self
 
@@ -179,6 +180,10 @@ class ClusterRuntime(Runtime):
         """Call back when the value is there or never will be."""
         self.cluster.when_done(self.device_ids, data.number, callback)
 
+    def storages(self, data: Any) -> list[tuple[Any, int]]:
+        """See Runtime: each value by itself, though views share memory on the workers."""
+        return [((id(self), data.id), data.nbytes)]
+
     def mark(self) -> Any:
         """A handle of nothing, made by the last command so far."""
         return Mark(self.last)
@@ -262,6 +267,8 @@ class ClusterPlan(LoadedPlan):
     def __init__(self, runtime: ClusterRuntime, plan: Plan) -> None:
         self.runtime, self.plan = runtime, plan
         self.number = 0
+        lines = {i.result: plan.lines[i.line] for i in plan.instructions}
+        self._lines = [lines.get(item.register) for item in plan.outputs]
         self._generation = -1
         self._send()
 
@@ -319,8 +326,8 @@ class ClusterPlan(LoadedPlan):
         with cluster.board.sending:
             packed = pack_run(self.number, arguments, [output.id for output in outputs], runtime.take_dead())
             number = runtime.last = cluster.board.reserve()
-            for output in outputs:
-                output.number = number
+            for output, line in zip(outputs, self._lines):
+                output.number, output.line = number, line
             self._send_step(number, packed, lent)
         cluster.steps.append(Step(self, number, runtime.device_ids, given, [weakref.ref(each) for each in outputs]))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
@@ -64,7 +64,8 @@ class Switchboard:
     @property
     def endpoints(self) -> tuple[str, str]:
         """Where workers connect: commands, answers."""
-        return tuple(socket.getsockopt(zmq.LAST_ENDPOINT).decode() for socket in (self._commands, self._answers))  # type: ignore[return-value]
+        commands, answers = (bytes(s.getsockopt(zmq.LAST_ENDPOINT)) for s in (self._commands, self._answers))
+        return commands.decode(), answers.decode()
 
     def reserve(self) -> int:
         """The number of the next message."""
@@ -100,7 +101,7 @@ class Switchboard:
 
     def callers(self) -> list[tuple[bytes, Message]]:
         """Who asks to be let in: the names of their lines, and what they say."""
-        found = []
+        found: list[tuple[bytes, Message]] = []
         for door in self._doors:
             door.look()
         while True:
@@ -124,18 +125,14 @@ class Switchboard:
 
     def receive(self, timeout_ms: float) -> Message | None:
         """The next good message, or None when there is none in time; what is not ours is logged and dropped."""
-        frames = self.take(timeout_ms)
-        if not frames:
-            return None
-        try:
-            return decode(self.token, frames)
-        except BadMessage as reason:
-            logger("workers").warning("a message to the controller was dropped: %s", reason)
-            return None
+        return self._next(timeout_ms, lambda frames: decode(self.token, frames)) or None
 
     def take(self, timeout_ms: float) -> list[bytes] | None:
-        """The frames of the next message, its header checked; [] for one that was dropped."""
-        if timeout_ms and not self._answers.poll(timeout_ms):
+        """The frames of the next message, its header checked, to be passed on unread; [] for one that was dropped."""
+        return self._next(timeout_ms, lambda frames: frames)
+
+    def _next(self, timeout_ms: float, read: Callable[[list[bytes]], Any]) -> Any:
+        if timeout_ms and not self._answers.poll(int(timeout_ms)):
             return None
         try:
             frames = self._answers.recv_multipart(zmq.NOBLOCK)
@@ -148,8 +145,9 @@ class Switchboard:
                 raise BadMessage("it is a command")
             if number <= self._last.get(line, 0):
                 raise BadMessage(f"its number {number} was used before")
-            self._last[line] = number
-            return frames
+            found = read(frames)
+            self._last[line] = number  # not before: what cannot be read must not shut out what comes after it
+            return found
         except BadMessage as reason:
             logger("workers").warning("a message to the controller was dropped: %s", reason)
             return []
@@ -178,7 +176,7 @@ class Line:
         self, commands: str, answers: str, token: bytes, device: int, health: bool, secret: str | None
     ) -> None:
         self.token, self.device = token, device
-        self.context = zmq.Context.instance()
+        self.context: Any = zmq.Context.instance()
         self._commands = self.context.socket(zmq.DEALER)
         self._answers = self.context.socket(zmq.PUSH)
         self._commands.setsockopt(zmq.IDENTITY, identity(device, health))

@@ -23,7 +23,7 @@ import torch
 
 from dtorch.ir.plan import Plan
 from dtorch.runtime.comms import Comms
-from dtorch.runtime.executor import DevicePlan, Failed
+from dtorch.runtime.executor import DevicePlan, Failed, out_of_memory
 from dtorch.runtime.memory import Arena
 from dtorch.runtime.protocol import (
     BadMessage,
@@ -62,6 +62,7 @@ class Worker:
         self.comms = Comms(self.device, self.device_id, self._connect_store, settings["collective_limit_s"])
         self.arena = Arena(0, settings["arena_fd"]) if settings.get("arena_fd") is not None else None
         self.doing: tuple[int, float] = (0, 0.0)  # number of the message at work, and since when
+        self.profiling = False
         self.done = 0
         self._main = threading.get_ident()
         self._told = 0
@@ -133,6 +134,8 @@ class Worker:
         elif kind == Kind.COPY:
             value = self.values[ints[0]]
             self.values[ints[1]] = value if type(value) is Failed else value.clone()
+        elif kind == Kind.PROFILE:
+            self._profile(message)
         elif kind == Kind.UNLOAD:
             for number in ints:
                 self.plans.pop(number, None)
@@ -153,6 +156,7 @@ class Worker:
                 launches = plan.launch_digest
                 self.comms.compare(f"order/{number}", launches, first=ids[0] == self.device_id)
             self.plans[number] = loaded
+            loaded.events = [] if self.profiling else None
         except Exception as error:  # told when it is run, so that the failure reaches its results
             traceback.print_exc()
             self.broken_plans[number] = error
@@ -195,7 +199,24 @@ class Worker:
         if plan is not None and failed is not None and failed.step == number and failed.instruction is not None:
             instruction = plan.plan.instructions[failed.instruction]
             data["kernel"], data["where"] = instruction.kernel, plan.plan.lines[instruction.line]
+        if out_of_memory(error):
+            sizes = ((value.untyped_storage().nbytes(), key) for key, value in self.values.items() if _is_tensor(value))
+            data["largest"] = sorted(sizes, reverse=True)[:5]
         self.line.answer(Kind.FAILED, (number, *ids), data)
+
+    def _profile(self, message: Message) -> None:
+        """Begin to measure, or (with a request) tell what was measured and end."""
+        if len(message.ints) == 1:
+            for plan in self.plans.values():
+                plan.events = []
+            self.profiling = True
+            self.line.answer(Kind.DATA, message.ints, {"clock": time.perf_counter_ns()})
+            return
+        events = [(number, *event) for number, plan in self.plans.items() for event in plan.events or ()]
+        self.profiling = False
+        for plan in self.plans.values():
+            plan.events = None
+        self.line.answer(Kind.DATA, message.ints[:1], {"clock": time.perf_counter_ns(), "events": events})
 
     # --- values ---------------------------------------------------------------------------------------------------
 
@@ -277,6 +298,10 @@ class Worker:
             return torch.cuda.memory_allocated(self.device)
         with open("/proc/self/statm") as pages:
             return int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
 
 
 def _ids(message: Message) -> array[int]:

@@ -18,7 +18,10 @@ from datetime import date
 from pathlib import Path
 
 HERE = Path(__file__).parent
-NAMES = ("bench_propagation", "bench_compile", "bench_calls", "bench_eager", "bench_first_call")
+NAMES = (
+    "bench_propagation", "bench_compile", "bench_calls", "bench_eager", "bench_first_call", "bench_steps",
+    "bench_workers",
+)  # fmt: skip
 
 
 def main() -> int:
