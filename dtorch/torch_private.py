@@ -900,6 +900,21 @@ def composite_calls(
         return None
 
 
+def is_composite(op: OpOverload) -> bool:
+    """Whether an operator is made of others, so that torch can take it apart."""
+    return op._can_decompose()
+
+
+def trace_without_composites(function: Callable[..., Any], tensors: list[torch.Tensor]) -> torch.fx.GraphModule:
+    """As `trace_functional`, with composite operators taken apart, and without autocast."""
+    from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    functional = dispatch_functionalize(function, FunctionalTensorMode())
+    with fake_execution(), torch._C._DisableAutocast():
+        return make_fx(functional, tracing_mode="real", _error_on_data_dependent_ops=True)(*tensors)
+
+
 # --- for workers: process groups without a global state --------------------------------------------------------------
 
 

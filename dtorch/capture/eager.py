@@ -19,15 +19,17 @@ import torch
 
 from dtorch import options, torch_private
 from dtorch.capture import fast, mutation, overrides, positions, repeat
+from dtorch.capture.draw import Draw, drawing_from
 from dtorch.capture.expand import Expansion, Operation, Step, fill, name_of, operation, ref
 from dtorch.capture.forget import forget_old
 from dtorch.capture.place import PlacedStep, must_redistribute, place_expansion, place_made
+from dtorch.capture.plain import PlainTensors
 from dtorch.capture.record import Recorder, Scan
 from dtorch.capture.symbol import Tensor, TensorMeta, make, meta_of
 from dtorch.capture.turns import Turn
 from dtorch.capture.where import here
 from dtorch.errors import CaptureError, ShardingError
-from dtorch.ir.layout import WHOLE, Spec
+from dtorch.ir.layout import WHOLE, Spec, Split
 from dtorch.mesh import DeviceMesh
 from dtorch.recent import Recent
 
@@ -208,7 +210,7 @@ class EagerRecorder(Recorder):
         self.states = 1
         self.ended = 0  # traces so far
         self.misses = self.hits = 0
-        self._plain: dict[int, tuple[Any, int, Tensor]] = {}
+        self.plain = PlainTensors()
         self._emitted: Recent[Expansion] = Recent()
         self.pools: dict[tuple[TensorMeta, Spec], list[Tensor]] = defaultdict(list)  # dead symbols, to be used again
         self.numbers = positions.Seen()
@@ -300,14 +302,12 @@ class EagerRecorder(Recorder):
         """A plain tensor as a replicated value: once for each object and state of it."""
         if isinstance(tensor, Tensor):
             return tensor
-        entry = self._plain.get(id(tensor))
-        version = torch_private.version_of(tensor)
-        if entry is not None and entry[0]() is tensor and entry[1] == version:
-            return entry[2]
+        known = self.plain.find(tensor)
+        if known is not None:
+            return known
         spec = (WHOLE,) * len(self.mesh_shape)
         symbol = self.symbol(meta_of(tensor, self.device), spec, self.home.put(tensor.detach(), spec))
-        gone = functools.partial(self._plain.pop, id(tensor))  # with the reference to the dead tensor as the default
-        self._plain[id(tensor)] = (weakref.ref(tensor, gone), version, symbol)
+        self.plain.keep(tensor, symbol)
         return symbol
 
     # --- steps ----------------------------------------------------------------------------------------------------
@@ -489,14 +489,24 @@ class EagerRecorder(Recorder):
         self.anchor = (function, frozenset(id(item) for item in args if type(item) is Tensor))
 
     @_locked
-    def _apply(self, called: Operation, symbols: list[Tensor], given: list[torch.Tensor]) -> Any:
+    def _apply(
+        self,
+        called: Operation,
+        symbols: list[Tensor],
+        given: list[torch.Tensor],
+        generator: torch.Generator | None = None,
+    ) -> Any:
         if called.mutated and isinstance(called.function, torch_private.OpOverload):
-            return self._draw(called, symbols)  # a custom op that writes: nobody knows its functional form
+            return self._draw(called, symbols, generator)  # a custom op that writes: nobody knows its functional form
         if called.expansion is None or called.expansion.random is not None:
             new_values = called.mutated or any(type(result) is TensorMeta for result in called.results)
-            if new_values and called.expand().random is not None:
-                return self._draw(called, symbols)
-        result = super()._apply(called, symbols, given)
+            draw = called.draw() if new_values else None
+            if draw is not None:
+                drawn = self._numbers(draw, symbols, generator)
+                called, symbols, given = draw.operation, [*symbols, *drawn], [*given, *drawn]
+            elif new_values and called.expand().random is not None:
+                return self._draw(called, symbols, generator)
+        result = super()._apply(called, symbols, given, generator)
         if self.steps >= SEGMENT_OPS:
             self.flush()
         return result
@@ -507,11 +517,32 @@ class EagerRecorder(Recorder):
         self.hold(symbol)
         return symbol
 
-    def _draw(self, called: Operation, symbols: list[Tensor]) -> Any:
-        """A random operation: torch's own generator draws on the host, on the full values, as on one device."""
+    def _numbers(self, draw: Draw, symbols: list[Tensor], generator: torch.Generator | None) -> list[Tensor]:
+        """Random numbers drawn on the host now, cut as the tensors that they will meet."""
+        made = []
+        for number, value in enumerate(draw.numbers(generator)):
+            written = draw.written(number)
+            spec = symbols[written].spec if written is not None else self._cut_alike(value, symbols)
+            made.append(self.symbol(meta_of(value, self.device), spec, self.home.put(value, spec)))
+        return made
+
+    def _cut_alike(self, value: torch.Tensor, symbols: list[Tensor]) -> Spec:
+        """The placement of the first symbol of as many dims, on those that have its size; whole on the others."""
+        like = next((symbol for symbol in symbols if len(symbol.meta.shape) == value.dim()), None)
+        if like is None:
+            return (WHOLE,) * len(self.mesh_shape)
+        sizes = like.meta.shape
+        return tuple(
+            placed if type(placed) is Split and value.shape[placed.dim] == sizes[placed.dim] else WHOLE
+            for placed in like.spec
+        )
+
+    def _draw(self, called: Operation, symbols: list[Tensor], generator: torch.Generator | None) -> Any:
+        """A random operation whose numbers depend on values: torch draws on the host, on the full values read there."""
         values = [self.host_value(symbol, name_of(called.function)) for symbol in symbols]
         with torch.no_grad():
-            result = called.function(*fill(called.args, values), **fill(called.kwargs, values))
+            kwargs = drawing_from(generator, fill(called.kwargs, values))
+            result = called.function(*fill(called.args, values), **kwargs)
         like = symbols[0].spec if symbols else (WHOLE,) * len(self.mesh_shape)
         for i in called.mutated:
             drawn = self.symbol(symbols[i].meta, symbols[i].spec, self.home.put(values[i], symbols[i].spec))

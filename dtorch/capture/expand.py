@@ -15,6 +15,7 @@ import torch
 
 from dtorch import options, torch_private
 from dtorch.capture import direct
+from dtorch.capture.draw import Draw, draw_of
 from dtorch.capture.promotion import dtypes_pinned
 from dtorch.capture.steps import (
     DROPPED,
@@ -37,6 +38,7 @@ from dtorch.recent import Recent
 
 aten = torch.ops.aten
 CACHE_ENTRIES = 16384
+UNASKED: Any = object()
 
 
 @dataclass
@@ -53,6 +55,7 @@ class Operation:
     mutated: tuple[int, ...] = ()
     expansion: Expansion | None = None
     scatters: dict[tuple[int, TensorMeta], Expansion] = field(default_factory=dict)
+    draws: Any = UNASKED
 
     def probe(self) -> None:
         """Run once on fakes: metadata, which inputs are written (by version), what aliases what (by storage)."""
@@ -140,6 +143,12 @@ class Operation:
         drawn = torch_private.draws_random_numbers(self.function) and draws(self.function, self.args, self.kwargs)
         made = Expansion(tuple(steps), tuple(ref(i) for i in outputs), random=str(self.function) if drawn else None)
         return dtypes_pinned(made, self.metas)
+
+    def draw(self) -> Draw | None:
+        """How it draws random numbers without reading values; None: it draws none, or has to read."""
+        if self.draws is UNASKED:
+            self.draws = draw_of(self)
+        return self.draws
 
     def scatter(self, position: int, value: TensorMeta) -> Expansion:
         """New value of the base from (tensors..., new value of the view that is result `position`, of metadata
@@ -245,24 +254,29 @@ def operation(
     return made
 
 
-def traced(function: Callable[..., tuple], metas: Sequence[TensorMeta], name: str) -> Expansion:
-    """Trace a function of tensors to clean functional steps."""
-    graph_module = torch_private.trace_functional(function, [meta.fake() for meta in metas])
-    return dtypes_pinned(_Cleaner(graph_module, len(metas), name).expansion(), metas)
+def traced(
+    function: Callable[..., tuple], metas: Sequence[TensorMeta], name: str, composites: bool = True
+) -> Expansion:
+    """Trace a function of tensors to clean functional steps; without `composites` to what they are made of."""
+    trace = torch_private.trace_functional if composites else torch_private.trace_without_composites
+    graph_module = trace(function, [meta.fake() for meta in metas])
+    return dtypes_pinned(_Cleaner(graph_module, len(metas), name, composites).expansion(), metas)
 
 
 class _Cleaner:
     """Turns a traced graph into steps: no-ops and assertions go, scalar constants become `full`, dead steps go."""
 
-    def __init__(self, graph_module: torch.fx.GraphModule, inputs: int, name: str) -> None:
+    def __init__(self, graph_module: torch.fx.GraphModule, inputs: int, name: str, composites: bool) -> None:
         self.module, self.name = graph_module, name
         self.steps: list[Step] = []
         self.random: str | None = None
-        self.autocast = torch_private.autocast_is_on()
+        self.autocast = composites and torch_private.autocast_is_on()
         self.values: dict[torch.fx.Node, Any] = {}
         self.attributes = {
             node: getattr(graph_module, node.target) for node in graph_module.graph.nodes if node.op == "get_attr"
         }
+        for node in [node for node, value in self.attributes.items() if not isinstance(value, torch.Tensor)]:
+            self.values[node] = self.attributes.pop(node)  # a generator, which steps hold as it is
         stored = [node for node, value in self.attributes.items() if value.dim() > 0]
         self.constants = tuple(self.attributes[node] for node in stored)
         self.values.update({node: ref(inputs + i) for i, node in enumerate(stored)})
@@ -305,7 +319,9 @@ class _Cleaner:
         self.values[node] = ref(self.given + len(self.steps) - 1)
 
     def _constant(self, node: torch.fx.Node) -> None:
-        value = self.attributes[node]
+        value = self.attributes.get(node)
+        if value is None:
+            return
         if value.dim() == 0:  # a Python number that torch made a tensor of: say so, instead of carrying data
             kwargs = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
             meta = meta_of(value)

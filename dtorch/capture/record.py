@@ -186,9 +186,15 @@ class Recorder:
         except TypeError:
             key = None
         called = operation(key, function, scan.args, scan.kwargs, metas)
-        return self._apply(called, symbols, scan.tensors)
+        return self._apply(called, symbols, scan.tensors, scan.generator)
 
-    def _apply(self, called: Operation, symbols: list[Tensor], given: list[torch.Tensor]) -> Any:
+    def _apply(
+        self,
+        called: Operation,
+        symbols: list[Tensor],
+        given: list[torch.Tensor],
+        generator: torch.Generator | None = None,
+    ) -> Any:
         for i in called.mutated:
             if given[i] is not symbols[i]:
                 raise CaptureError(self._write_to_plain(called, given[i], symbols))
@@ -245,12 +251,13 @@ class Recorder:
 class Scan:
     """One call's arguments, taken apart: templates with `Ref`s, the tensors behind them, and hashable tokens."""
 
-    __slots__ = ("tensors", "tokens", "args", "kwargs", "symbolic", "_index")
+    __slots__ = ("tensors", "tokens", "args", "kwargs", "symbolic", "generator", "_index")
 
     def __init__(self, args: tuple, kwargs: dict[str, Any]) -> None:
         self.tensors: list[torch.Tensor] = []
         self.tokens: list[Any] = []
         self.symbolic = False
+        self.generator: torch.Generator | None = None
         self._index: dict[int, int] = {}
         self.args: tuple = self._scan(args)
         self.kwargs: dict[str, Any] = self._scan(kwargs) if kwargs else kwargs
@@ -285,6 +292,10 @@ class Scan:
             tokens.append(slice)
             return slice(self._scan(item.start), self._scan(item.stop), self._scan(item.step))
         tokens.append(kind)
+        if kind is torch.Generator:  # every generator of a device draws alike
+            self.generator = item
+            tokens.append(item.device)
+            return item
         if isinstance(item, list):
             tokens.append(len(item))
             return [self._scan(child) for child in item]

@@ -37,9 +37,9 @@ The page is made by that test from its table (tests/fuzz/functions.py): `DTORCH_
 tests/fuzz/test_functions.py -k page` writes it. A function that is not listed works too if its ATen operators have a
 rule; without one its inputs are replicated.
 
-* *operators*: the ATen operators that the function is recorded as. `host` stands for functions that draw random
-  numbers or whose result depends on data: torch computes them on the host, from the inputs read there. `none`: the
-  result is the input itself.
+* *operators*: the ATen operators that the function is recorded as. Random numbers are drawn on the host beforehand, by
+  torch, and are an input of these. `host`: all of the result is drawn there, or depends on data (`multinomial`,
+  `bernoulli` of a tensor), for which the inputs are read. `none`: the result is the input itself.
 * *rule*: where the sharding rule comes from: `own`, `torch` (its strategy tables) or `replicate` (none is known).
 * *placements*: what the first tensor's placement gives for the first result (for a function that writes its argument,
   the argument keeps its own), the other inputs replicated. `!` marks those for which values have to be sent between
