@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from math import prod
 from typing import Any
 
 import torch
@@ -341,6 +342,35 @@ def _as_strided(recorder: Any, func: Any, args: tuple, kwargs: dict[str, Any]) -
     return _NOT_SPECIAL
 
 
+def _instance_norm(recorder: Any, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """With running statistics, which torch's operator writes although its schema says that it writes nothing.
+
+    As torch computes it: the norm of a batch of one, with the channels of all samples side by side.
+    """
+    given = dict(zip(_INSTANCE_NORM[func is torch.instance_norm], args), **kwargs)
+    x, mean, variance = given["input"], given.get("running_mean"), given.get("running_var")
+    if mean is None or variance is None or not given.get("use_input_stats", True) or x.dim() < 3:
+        return _NOT_SPECIAL
+    batch, channels, *sizes = x.shape
+    if batch * channels == 0 or prod(sizes) <= 1:
+        return _NOT_SPECIAL
+    many = [each if each is None else each.repeat(batch) for each in (given.get("weight"), given.get("bias"))]
+    running = [mean.repeat(batch), variance.repeat(batch)]
+    flat = x.contiguous().view(1, batch * channels, *sizes)
+    settings = {"momentum": given.get("momentum", 0.1), "eps": given.get("eps", 1e-5)}
+    result = torch.nn.functional.batch_norm(flat, *running, *many, training=True, **settings)
+    for statistic, found in zip((mean, variance), running):
+        statistic.copy_(found.view(batch, channels).mean(0))
+    return result.view(x.shape)
+
+
+_INSTANCE_NORM = (
+    "input running_mean running_var weight bias use_input_stats momentum eps".split(),
+    "input weight bias running_mean running_var use_input_stats momentum eps cudnn_enabled".split(),
+)
+"""The arguments of `F.instance_norm` and of `torch.instance_norm`."""
+
+
 # --- of eager tensors only ----------------------------------------------------------------------------------------
 
 
@@ -435,6 +465,8 @@ SPECIAL: dict[Any, Special] = {
     torch.cat: _cat,
     torch.concat: _cat,
     torch.concatenate: _cat,
+    torch.nn.functional.instance_norm: _instance_norm,
+    torch.instance_norm: _instance_norm,
     torch.Tensor.pin_memory: _itself,
     **dict.fromkeys(
         [getattr(torch.Tensor, name) for name in "apply_ map_ map2_ share_memory_ resize_ resize_as_".split()],

@@ -56,6 +56,13 @@ def attach_view(symbol: Tensor, base: Tensor, step: ViewStep) -> None:
 
 def derive_again(recorder: Recorder, view: Tensor) -> None:
     """Give a stale view its value: compute it again from its base, which may itself be stale."""
+    bases: list[Tensor] = []  # stale ones; views of views of views may be more than Python's stack holds
+    base = view.base
+    while base is not None and base.root is not None and base.seen != base.root.version:
+        bases.append(base)
+        base = base.base
+    while bases:
+        recorder.value(bases.pop())
     step: ViewStep = view.step
     inputs = [recorder.value(symbol) for symbol in sources(view)]
     node = recorder.inline(step.called.expand(), inputs)[_new_position(step)]

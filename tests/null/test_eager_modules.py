@@ -110,6 +110,19 @@ def test_a_residual_convolutional_network():
     both(ResNet(), torch.randn(2, 3, 20, 20))
 
 
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1), Shard(2)])
+@pytest.mark.parametrize("affine", [False, True])
+def test_running_statistics_of_instances_are_written_once_for_all_devices(affine, placement):
+    module = nn.InstanceNorm1d(3, affine=affine, track_running_stats=True)
+    distributed = dtorch.distribute_module(copy.deepcopy(module), mesh_of(2))
+    for _ in range(3):
+        x = torch.randn(4, 3, 5)
+        got = distributed(dtorch.distribute_tensor(x, mesh_of(2), [placement]))
+        torch.testing.assert_close(got.to_torch(), module(x))
+    for name, value in module.state_dict().items():
+        torch.testing.assert_close(distributed.state_dict()[name], value)
+
+
 class MakesTensors(nn.Module):
     """What forwards make on the way: positions, masks, zeros, casts, constants."""
 

@@ -278,3 +278,45 @@ def test_a_copied_value_is_the_targets_own():
     dtorch.sync()
     y.add_(1)
     assert torch.equal(x.to_torch(), torch.ones(4, 3)) and torch.equal(y.to_torch(), torch.full((4, 3), 2.0))
+
+
+WRITES = {
+    "a method": lambda plain: plain.add_(1),
+    "its data": lambda plain: plain.data.mul_(2).add_(1),
+    "a NumPy array": lambda plain: np.add(plain.numpy(), 1, out=plain.numpy()),
+    "other data": lambda plain: setattr(plain, "data", plain.reshape(-1)[:3] + 1),
+    "the sign of zero": lambda plain: plain.data.copy_(-plain),
+    "a NaN": lambda plain: plain.data.fill_(float("nan")),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.int64])
+def test_a_plain_tensor_counts_as_it_is_at_the_call_however_it_was_written(write, dtype):
+    if dtype in (torch.bfloat16, torch.int64) and write in (WRITES["a NumPy array"], WRITES["a NaN"]):
+        pytest.skip("torch has no such thing")
+    plain, x = torch.zeros(5, 3).to(dtype), dist(torch.ones(3).to(dtype), Replicate())
+    for _ in range(3):
+        for function in (torch.add, torch.divide):
+            got, want = function(x, plain), function(torch.ones(3).to(dtype), plain)
+            write(plain)
+            torch.testing.assert_close(got.to_torch(), want, equal_nan=True)
+
+
+def test_a_plain_tensor_made_in_inference_mode_may_be_written_there():
+    with torch.inference_mode():
+        plain = torch.zeros(3)
+        for count in range(3):
+            assert (dist() + plain).to_torch()[0].tolist() == [count, 1 + count, 2 + count]
+            plain.add_(1)
+
+
+def test_a_view_may_be_the_last_of_thousands():
+    x = dist()
+    view = x
+    for _ in range(3000):
+        view = view.view(5, 3)
+    x.add_(1)
+    assert torch.equal(view.to_torch(), PLAIN + 1)
+    view.mul_(2)
+    assert torch.equal(x.to_torch(), (PLAIN + 1) * 2)

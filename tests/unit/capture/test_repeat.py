@@ -92,7 +92,7 @@ def test_a_plain_tensor_that_died_is_not_kept_on_the_devices() -> None:
     for _ in range(5):
         (x + torch.ones(4)).to_torch()
     gc.collect()
-    assert not x.recorder._plain
+    assert not len(x.recorder.plain)
 
 
 
