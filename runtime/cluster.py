@@ -214,7 +214,10 @@ class Cluster:
         try:
             self.board.send_frames(lane.to, frames, lane.name)
         except ConnectionError as error:
-            self.fail(DeviceError(str(error)), lane.devices if lane.host is None else lane.host.devices)
+            if lane.host is None:
+                self.fail(DeviceError(str(error)), lane.devices)
+            else:
+                self._lose_host(lane.host, f"host {lane.host.name} is gone: its connection closed")
             raise self.failure from error  # type: ignore[misc]
 
     def _host_of(self, device: int) -> Host | None:
@@ -499,16 +502,19 @@ class Cluster:
         for host in self.joining.hosts if self.joining is not None else ():
             trouble = self.joining.beat(host, now, self.options.silence_s) if host.alive else None  # type: ignore[union-attr]
             if trouble is not None:
-                host.alive = False
-                lost = [device for device in host.devices if device in self.workers]
-                trouble += f"; devices {', '.join(map(str, lost))} went with it"
-                self.fail(DeviceError(trouble + self._under_way(lost)), lost)
+                self._lose_host(host, trouble)
         if self.failure is None:
             for line in list(self.lines):
                 line.free_dead()
         if now - self._written > STATUS_S:
             self._written = now
             self._write_status()
+
+    def _lose_host(self, host: Host, trouble: str) -> None:
+        host.alive = False
+        lost = [device for device in host.devices if device in self.workers]
+        trouble += f"; devices {', '.join(map(str, lost))} went with it"
+        self.fail(DeviceError(trouble + self._under_way(lost)), lost)
 
     def _under_way(self, devices: Sequence[int]) -> str:
         """Which step lost workers had not ended."""

@@ -365,8 +365,14 @@ def test_two_hosts_with_networks_of_their_own_compute_together(tmp_path):
         ]
     )
     environment = {**os.environ, "DIRECTORY": str(tmp_path), "DTORCH_SECRET": SECRET}
-    ran = subprocess.run(
-        [*isolate, "bash", "-c", script], env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "['10.77.0.11', '10.77.0.12']" in ran.stdout
+    ran = subprocess.Popen(
+        [*isolate, "bash", "-c", script], env=environment, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        said, _ = ran.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        os.killpg(ran.pid, signal.SIGKILL)
+        said, _ = ran.communicate()
+    assert ran.returncode == 0, said
+    assert "['10.77.0.11', '10.77.0.12']" in said
