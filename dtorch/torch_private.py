@@ -851,6 +851,8 @@ def _listener() -> type[Any]:
                 raise _Unlisted
             rule = self.shape_rules.get(func)
             result = rule(*args, **kwargs) if rule is not None else None
+            if result is NotImplemented:
+                raise _Unlisted
             if result is None:
                 with torch._C._DisablePythonDispatcher():
                     result = func(*args, **kwargs)

@@ -45,13 +45,19 @@ var_mean std_mean logsumexp softmax log_softmax layer_norm rms_norm group_norm c
 MOVES = """cat stack clone _to_copy copy flip roll repeat tril triu constant_pad_nd pad index index_select gather
 embedding take_along_dim masked_fill where topk sort argsort scatter scatter_add index_add index_copy index_fill
 slice_scatter select_scatter index_put hstack vstack dstack tile repeat_interleave bucketize scatter_reduce"""
-MADE_LIKE = "zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty fill"
+MADE_LIKE = "empty scalar_tensor zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty fill"
 OTHERS = """dropout glu pixel_shuffle pixel_unshuffle rsub floor_divide hardswish prelu log_sigmoid isclose zero
 mse_loss l1_loss smooth_l1_loss cross_entropy_loss binary_cross_entropy_with_logits square pow"""
-LISTED = frozenset(" ".join((VIEWS, PRODUCTS, REDUCTIONS, MOVES, MADE_LIKE, OTHERS)).split())
+IMAGES = """conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d max_pool1d max_pool2d max_pool3d
+max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices avg_pool1d avg_pool2d avg_pool3d
+adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d
+upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d
+_upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d
+_native_batch_norm_legit_no_training instance_norm"""
+_BY_DEVICE = frozenset((*IMAGES.split(), "scaled_dot_product_attention"))
+LISTED = frozenset(" ".join((VIEWS, PRODUCTS, REDUCTIONS, MOVES, MADE_LIKE, OTHERS, IMAGES)).split())
 """Operators that torch can run on meta tensors without reading them, by name; all element-wise ones are besides.
-
-Not here: convolutions and pools, which choose a memory format by the device.
+`IMAGES` choose a memory format by the device: shapes.py says where that is known.
 """
 
 
@@ -65,8 +71,12 @@ def accepts(op: torch_private.OpOverload) -> bool:
 
 
 def _accepts_elsewhere(op: torch_private.OpOverload) -> bool:
-    """Off the CPU a meta tensor does not tell how attention's result lies in memory."""
-    return accepts(op) and op is not aten.scaled_dot_product_attention.default
+    """Off the CPU a meta tensor does not tell how the results of attention, convolutions and pools lie in memory."""
+    return (
+        accepts(op)
+        and op is not aten.scaled_dot_product_attention.default
+        and op.overloadpacket.__name__ not in _IMAGES
+    )
 
 
 def look(called: Operation) -> bool:

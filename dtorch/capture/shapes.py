@@ -1,7 +1,8 @@
 """Results of single operators on meta tensors, written by hand where torch's own rule takes long.
 
 In: an operator's arguments, tensors on "meta" that stand for tensors on a CPU. Out: a new meta tensor; or None for
-every form that is not plain, where torch's own rule is asked (and raises what there is to raise).
+every form that is not plain, where torch's own rule is asked (and raises what there is to raise); or NotImplemented
+where torch's own rule for "meta" may not be asked, because kernels lay their result out by the device.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 aten = torch.ops.aten
-ShapeRule = Callable[..., "torch.Tensor | None"]
+ShapeRule = Callable[..., Any]
 
 
 def _dense(x: torch.Tensor) -> bool:
@@ -82,9 +83,11 @@ def rms_norm(
 
 def group_norm(
     x: torch.Tensor, groups: int, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, *rest: Any
-) -> torch.Tensor | None:
-    """(n, c, ...), as the input."""
-    if not (_plain(x) and x.dim() > 1 and groups > 0 and x.shape[1] % groups == 0 and _alike(x, (weight, bias))):
+) -> Any:
+    """(n, c, ...), as the input; of other strides in the memory format of the device's choice."""
+    if not _plain(x):
+        return NotImplemented
+    if not (x.dim() > 1 and groups > 0 and x.shape[1] % groups == 0 and _alike(x, (weight, bias))):
         return None
     if any(other is not None and tuple(other.shape) != (x.shape[1],) for other in (weight, bias)):
         return None
@@ -155,12 +158,56 @@ clamp_min.default clamp_max.default square.default
 """
 
 
+def contiguous_only(*args: Any, **options: Any) -> Any:
+    """Torch's own rule, for tensors that lie in memory as new ones do: other kinds give a result like themselves."""
+    tensors = [item for item in (*args, *options.values()) if isinstance(item, torch.Tensor)]
+    if all(map(_plain, tensors)) and _alike(tensors[0], tensors):
+        return None
+    return NotImplemented
+
+
+def instance_norm(x: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any) -> Any:
+    """As the input; running statistics would be written."""
+    if mean is not None or var is not None or contiguous_only(x, weight, bias) is NotImplemented:
+        return NotImplemented
+    fits = x.dim() > 2 and all(each is None or each.shape == x.shape[1:2] for each in (weight, bias))
+    return _new(x.shape, x) if fits else None
+
+
+def batch_norm(x: torch.Tensor, weight: Any, bias: Any, mean: torch.Tensor, var: torch.Tensor, *rest: Any) -> Any:
+    """As the input, and (on a CPU) two empty tensors for the statistics of the batch, which are not taken."""
+    given = [each for each in (weight, bias, mean, var) if each is not None]
+    if contiguous_only(x, *given) is NotImplemented or x.dim() < 2 or any(t.shape != x.shape[1:2] for t in given):
+        return NotImplemented
+    return _new(x.shape, x), _new((0,), x), _new((0,), x)
+
+
+_LAID_OUT = """
+conv1d.default conv2d.default conv3d.default conv1d.padding conv2d.padding conv3d.padding
+conv_transpose1d.default conv_transpose2d.input conv_transpose3d.input
+max_pool1d.default max_pool2d.default max_pool3d.default
+max_pool1d_with_indices.default max_pool2d_with_indices.default max_pool3d_with_indices.default
+avg_pool1d.default avg_pool2d.default avg_pool3d.default
+adaptive_avg_pool1d.default adaptive_avg_pool2d.default adaptive_avg_pool3d.default
+adaptive_max_pool1d.default adaptive_max_pool2d.default adaptive_max_pool3d.default
+upsample_nearest1d.vec upsample_nearest2d.vec upsample_nearest3d.vec _upsample_nearest_exact1d.vec
+_upsample_nearest_exact2d.vec _upsample_nearest_exact3d.vec upsample_linear1d.vec upsample_bilinear2d.vec
+upsample_trilinear3d.vec upsample_bicubic2d.vec
+"""
+"""Operators whose kernels choose a memory format."""
+
+
 def _rules() -> dict[Any, ShapeRule]:
     found: dict[Any, ShapeRule] = {}
     for name in _POINTWISE.split():
         packet, _, overload = name.partition(".")
         found[getattr(getattr(aten, packet), overload)] = pointwise
+    for name in _LAID_OUT.split():
+        packet, _, overload = name.partition(".")
+        found[getattr(getattr(aten, packet), overload)] = contiguous_only
     return found | {
+        aten.instance_norm.default: instance_norm,
+        aten._native_batch_norm_legit_no_training.default: batch_norm,
         aten.clamp.default: clamp,
         aten.linear.default: linear,
         aten.matmul.default: matmul,
