@@ -72,11 +72,7 @@ def accepts(op: torch_private.OpOverload) -> bool:
 
 def _accepts_elsewhere(op: torch_private.OpOverload) -> bool:
     """Off the CPU a meta tensor does not tell how the results of attention, convolutions and pools lie in memory."""
-    return (
-        accepts(op)
-        and op is not aten.scaled_dot_product_attention.default
-        and op.overloadpacket.__name__ not in _IMAGES
-    )
+    return accepts(op) and op.overloadpacket.__name__ not in _BY_DEVICE
 
 
 def look(called: Operation) -> bool:
