@@ -137,6 +137,8 @@ def default_passes() -> PassPipeline:
     from dtorch.passes.fold_redistributes import FoldRedistributes, FoldReductions
     from dtorch.passes.put_in_place import PutInPlace
     from dtorch.passes.remove_noops import RemoveNoops
+    from dtorch.passes.reuse_in_place import ReuseInPlace
+    from dtorch.passes.share_scalars import ShareScalars
 
     return PassPipeline(
         (
@@ -146,6 +148,8 @@ def default_passes() -> PassPipeline:
             FoldReductions(),
             DeadCode(),
             DeadCollectives(),
+            ShareScalars(),
             PutInPlace(),
+            ReuseInPlace(),
         )
     )

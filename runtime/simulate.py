@@ -30,7 +30,7 @@ class SimulatedPlan(LoadedPlan):
     def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Run all coordinates once. An exception of a kernel is raised as itself, with the user's line added."""
         try:
-            with plain_execution():
+            with plain_execution(track_views=any(map(_requires_grad, inputs))):
                 return self.function(*inputs)
         except Exception as error:
             self._add_line(error)
@@ -48,6 +48,11 @@ class SimulatedPlan(LoadedPlan):
                     error.args = (message,)
                 return
             trace = trace.tb_next
+
+
+def _requires_grad(data: Any) -> bool:
+    """Whether a value does; None stands for one that could not be computed and is not needed."""
+    return any(map(_requires_grad, data)) if type(data) is list else data is not None and data.requires_grad
 
 
 class SimulatedRuntime(Runtime):

@@ -88,7 +88,15 @@ class _Checker:
             self.names.add(node.name)
         self.check_output(self.nodes[-1], inputs)
         if self.level == "scheduled":
-            check_schedule(self.nodes, self.axis_sizes, fail)
+            check_schedule(self.nodes, self.axis_sizes, fail, self.donated())
+
+    def donated(self) -> set[str] | None:
+        """Inputs whose bytes a scheduled graph may overwrite: state and buffers that it gives a new value to."""
+        if self.signature is None:
+            return None
+        mutated = {described.mutates for described in self.signature.outputs}
+        owned = (item.name for item in self.signature.inputs if item.kind in ("state", "buffer"))
+        return {name for name in owned if name in mutated}
 
     def check_operands(self, node: Node) -> None:
         if node.name in self.names:

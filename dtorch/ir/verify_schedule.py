@@ -6,20 +6,27 @@ node runs before another is decided by streams and events (a clock for each pair
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any, NoReturn
 
 from torch import Tensor
 from torch.fx import Node
 
 from dtorch.ir import schema
+from dtorch.ir.ops import keep_first
+from dtorch.ir.text import value_text
 
 Fail = Callable[[Node, str], NoReturn]
 Clock = dict[str, int]  # stream → position of its last node that is known to have finished
 
 
-def check_schedule(nodes: list[Node], axis_sizes: Mapping[str, int] | None, fail: Fail) -> None:
-    """Check every node's stream, the events of its cross-stream operands, its storage and what it overwrites."""
+def check_schedule(
+    nodes: list[Node], axis_sizes: Mapping[str, int] | None, fail: Fail, donated: Set[str] | None = None
+) -> None:
+    """Check every node's stream, the events of its cross-stream operands, its storage and what it overwrites.
+
+    `donated`: names of the inputs whose bytes may be overwritten, if they are known.
+    """
     positions = {node.name: index for index, node in enumerate(nodes)}
     clocks: dict[str, Clock] = {}
     at: list[Clock] = []
@@ -50,11 +57,12 @@ def check_schedule(nodes: list[Node], axis_sizes: Mapping[str, int] | None, fail
                     f'add "{operand.name}" to meta["after"]',
                 )
         _check_storage(node, fail)
-        source = schema.alias_source(node)
+        source = node.args[0] if node.target is keep_first else schema.alias_source(node)
         sharers[node] = sharers[source] if source is not None else [node]
         if source is not None:
             sharers[node].append(node)
         for written in schema.written_operands(node):
+            _check_written(node, written, sharers, donated, fail)
             _check_overwrite(node, written, sharers, clock, positions, fail)
         clock = _joined(clock, {own: position})
         clocks[own] = at[position] = clock
@@ -85,6 +93,24 @@ def _check_storage(node: Node, fail: Fail) -> None:
     writes = bool(schema.written_operands(node))
     if (storage == "inplace") != writes:
         fail(node, f'has storage "{storage}", but {node.target} {"writes" if writes else "does not write"} in place')
+
+
+def _check_written(
+    node: Node, written: Node, sharers: dict[Node, list[Node]], donated: Set[str] | None, fail: Fail
+) -> None:
+    """The memory must be the plan's to write, hold exactly the result, and not be read in another layout meanwhile."""
+    owner = sharers[written][0]
+    if owner.op == "placeholder" and donated is not None and owner.name not in donated:
+        fail(node, f"writes into the memory of input %{owner.name}, which is not donated")
+    for operand in node.all_input_nodes:
+        if operand is not written and operand in sharers[written]:
+            fail(node, f"writes into %{written.name} while it reads the same memory as %{operand.name}")
+    result, old = schema.value(node), schema.value(written)
+    if not isinstance(result, Tensor) or not isinstance(old, Tensor):
+        return
+    same = result.dtype == old.dtype and schema.same_sizes(result.shape, old.shape)
+    if not same or not schema.same_sizes(result.stride(), old.stride()):
+        fail(node, f"is {value_text(result)} and cannot lie in the memory of %{written.name}, {value_text(old)}")
 
 
 def _check_overwrite(

@@ -53,7 +53,7 @@ def test_a_segment_shows_what_a_compiled_module_shows() -> None:
     for name in ("passes", "graph", "graph_text", "diff", "plan", "placements"):
         assert callable(getattr(compiled, name)) and callable(getattr(segment, name))
     stages = ["capture", "lower", "schedule"]
-    assert list(segment.passes().snapshots) == stages
+    assert list(segment.passes().snapshots) == [*stages, "reuse_in_place"]
     assert set(stages) <= {record.name for record in segment.passes()} <= {each.name for each in compiled.passes()}
     assert type(segment.plan()) is type(compiled.plan()) and str(segment.passes()).startswith("pass ")
 

@@ -15,6 +15,8 @@ PAIR = (X, X)
 ARGUMENTS: dict[str, list[tuple]] = {
     "aten.linear.default": [(X, M, B), (X, M)],
     **dict.fromkeys(("aten.add.Tensor", "aten.sub.Tensor", "aten.mul.Tensor", "aten.div.Tensor"), [PAIR]),
+    **dict.fromkeys(("aten.add_.Tensor", "aten.sub_.Tensor", "aten.mul_.Tensor", "aten.div_.Tensor"), [PAIR]),
+    "aten.scalar_tensor.default": [(0.5,)],
     "aten.maximum.default": [PAIR],
     **dict.fromkeys(("aten.mm.default", "aten.matmul.default"), [(X, M)]),
     "aten.bmm.default": [(X[None], M[None])],
