@@ -467,6 +467,8 @@ class EagerRecorder(Recorder):
         symbol, number = args
         if not symbol.meta.dtype.is_floating_point or not symbol.meta.shape:  # a 0-d value would take part in promotion
             return None
+        if number * 0.0 != 0.0 or number == 0.0:  # placements go by these: what spoils the zeros of a `Partial()`
+            return None
         if not self.numbers.changing(self, symbol, (function,), (number,)):
             return None
         with torch_private.without_torch_function():

@@ -284,3 +284,14 @@ def test_an_index_outside_a_cut_vocabulary_fails_as_on_one_device(index: int) ->
     with pytest.raises(IndexError):
         compiled(torch.tensor([1, index]))
     assert torch.equal(compiled(torch.tensor([1, 29])), model(torch.tensor([1, 29])))
+
+
+@pytest.mark.parametrize("number", [0.0, -0.0, float("inf"), float("-inf"), float("nan"), 0, 2.5])
+def test_numbers_that_make_something_of_zeros_need_the_sum_first(number):
+    plain = torch.tensor([[1.0, -2.0, 0.0]])
+    partial = dtorch.distribute_tensor(plain, dtorch.init_device_mesh("cpu", (2,)), [dtorch.Partial()])
+    for _ in range(3):
+        for function in (torch.mul, torch.div, torch.Tensor.__rmul__):
+            for given in (1.5, number, 3.5):  # in the place of a number that changes, too
+                got, want = function(partial, given).to_torch(), function(plain, given)
+                torch.testing.assert_close(got, want, equal_nan=True, rtol=0, atol=0)

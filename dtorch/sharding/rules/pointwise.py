@@ -39,6 +39,8 @@ def linear_sets(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
         return ()
     if name in _IDENTITY or name in _CASTS:
         return ((0,),) if len(tensors) == 1 and keeps_sums(tensors[0].dtype, call.outputs[0].dtype) else ()
+    if name in _IN_EACH | _IN_FIRST and _spoils_zeros(name, args):
+        return ()
     if name in _IN_EACH:
         return tuple((position,) for position in range(len(tensors)))
     if name in _IN_FIRST:
@@ -54,6 +56,14 @@ def linear_sets(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     if name == "masked_fill":
         return ((0,),) if len(tensors) == 2 and args[2] == 0 else ()
     return ()
+
+
+def _spoils_zeros(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether a number makes more than zeros of zeros, which most devices hold of a sum that is not formed yet."""
+    numbers = [number for number in args if isinstance(number, (int, float, complex))]
+    if name in _IN_FIRST:
+        return any(number == 0 for number in numbers[-1:])
+    return any(number * 0 != 0 for number in numbers)
 
 
 @rule(
