@@ -23,7 +23,7 @@ from dtorch.capture.draw import Draw, drawing_from
 from dtorch.capture.expand import Expansion, Operation, Step, fill, name_of, operation, ref
 from dtorch.capture.forget import forget_old
 from dtorch.capture.place import PlacedStep, must_redistribute, place_expansion, place_made
-from dtorch.capture.plain import PlainTensors
+from dtorch.capture.plain import PlainTensors, refuse_unfit
 from dtorch.capture.record import Recorder, Scan
 from dtorch.capture.symbol import Tensor, TensorMeta, make, meta_of
 from dtorch.capture.turns import Turn
@@ -305,6 +305,7 @@ class EagerRecorder(Recorder):
         known = self.plain.find(tensor)
         if known is not None:
             return known
+        refuse_unfit(tensor, self.line)
         spec = (WHOLE,) * len(self.mesh_shape)
         symbol = self.symbol(meta_of(tensor, self.device), spec, self.home.put(tensor.detach(), spec))
         self.plain.keep(tensor, symbol)

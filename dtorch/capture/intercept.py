@@ -73,8 +73,9 @@ def _refused(recorder: Any, func: Any, scan: Scan, error: Exception) -> Exceptio
     """Torch's error about the arguments of a call, with the operator, the placed arguments and the user's line."""
     metas = [meta_of(tensor, recorder.device) for tensor in scan.tensors]
 
+    fakes = [meta.fake() for meta in metas]  # not while operators are listened to: to make one is one
+
     def run() -> None:
-        fakes = [meta.fake() for meta in metas]
         func(*fill(scan.args, fakes), **fill(scan.kwargs, fakes))
 
     name = torch_private.last_op(run) or name_of(func)
@@ -403,6 +404,16 @@ def _to(recorder: Any, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     return recorder.call(torch.Tensor.to, (tensor, dtype or tensor.dtype), options)
 
 
+def _type(recorder: Any, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """The name of a tensor's type, which C++ would say of the meta tensor that it sees; with a type, a cast."""
+    if len(args) > 1 or kwargs or not isinstance(args[0], Tensor):
+        return _NOT_SPECIAL
+    meta = args[0].meta
+    with torch_private.without_function_modes():
+        name = torch.empty(0, dtype=meta.dtype, device="cpu").type()
+    return name if meta.device.type == "cpu" else name.replace("torch.", f"torch.{meta.device.type}.")
+
+
 def _random_like(recorder: Any, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Drawn on the host like all random numbers; the tensor's values are not needed, so nothing is read."""
     if not recorder.eager or not isinstance(args[0], Tensor):
@@ -472,6 +483,7 @@ SPECIAL: dict[Any, Special] = {
         [getattr(torch.Tensor, name) for name in "apply_ map_ map2_ share_memory_ resize_ resize_as_".split()],
         _needs_memory,
     ),
+    torch.Tensor.type: _type,
     torch.Tensor.to: _to,
     torch.Tensor.cpu: _to,
     torch.Tensor.cuda: _to,

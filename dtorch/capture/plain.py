@@ -8,12 +8,14 @@ bits are compared, which costs as much as reading the tensor twice.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from dtorch import torch_private
 from dtorch.capture.symbol import Tensor, TensorMeta, meta_of
+from dtorch.errors import UnsupportedError
 
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -56,6 +58,24 @@ class PlainTensors:
             bits = _bits(tensor).clone() if tensor.is_cpu else None
         reference = weakref.ref(tensor, lambda _: kept.pop(key, None))
         kept[key] = _Known(reference, torch_private.version_of(tensor), meta_of(tensor), bits, symbol)
+
+
+def refuse_unfit(tensor: torch.Tensor, line: Callable[[], str]) -> None:
+    """Raise for a tensor that the devices cannot get."""
+    with torch_private.without_torch_function():
+        dense = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
+        if dense and not tensor.is_meta:
+            return
+        kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else str(tensor.layout)
+    if dense:
+        raise UnsupportedError(
+            f"{line()}: a plain tensor on the meta device meets distributed ones, and has no values to give them. "
+            "Make it on a device that has memory."
+        )
+    raise UnsupportedError(
+        f"{line()}: a {kind} tensor meets distributed ones, which are dense. Make a dense tensor of it first: "
+        "to_dense(), dequantize() or to_padded_tensor(0.0)."
+    )
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

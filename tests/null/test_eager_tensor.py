@@ -22,6 +22,11 @@ def dist(value=PLAIN, *placements, mesh=TP):
     return dtorch.distribute_tensor(value, mesh, list(placements) or [Shard(0)])
 
 
+def test_a_type_is_named_as_torch_names_it():
+    assert dist().type() == PLAIN.type() and dist(PLAIN.long()).type() == "torch.LongTensor"
+    assert dist().type("torch.IntTensor").type() == "torch.IntTensor" and dist().type(torch.half).dtype == torch.half
+
+
 # --- placements and moving ----------------------------------------------------------------------------------------
 
 
@@ -320,3 +325,23 @@ def test_a_view_may_be_the_last_of_thousands():
     assert torch.equal(view.to_torch(), PLAIN + 1)
     view.mul_(2)
     assert torch.equal(x.to_torch(), (PLAIN + 1) * 2)
+
+
+UNFIT = {
+    "torch.sparse_coo": lambda: PLAIN.to_sparse(),
+    "quantized": lambda: torch.quantize_per_tensor(PLAIN, 0.1, 0, torch.quint8),
+    "nested": lambda: torch.nested.nested_tensor([PLAIN[0], PLAIN[1, :2]]),
+    "meta device": lambda: PLAIN.to("meta"),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_plain_tensors_that_no_device_can_get_are_refused_by_kind(name):
+    with pytest.raises(UnsupportedError, match=rf"test_eager_tensor\.py.*{name}"):
+        dist() + UNFIT[name]()
+
+
+@pytest.mark.parametrize("index", [7, 1.5, (0, 0, 0)])
+def test_an_index_that_torch_refuses_is_named_as_one(index):
+    with pytest.raises(IndexError, match=r"^__getitem__\(f32\[5,3\]\[S\(0\)\]\)"):
+        dist()[index]
