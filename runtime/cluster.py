@@ -48,6 +48,7 @@ INLINE_BYTES = 1 << 16  # tensors up to here travel within messages
 PIECE_BYTES = 16 << 20  # larger ones in pieces of this size
 START_S = 120.0  # how long workers may take to come up
 AHEAD = 256  # how many commands a worker may be behind before clients wait
+LOSS_S = 0.5  # how long a process may take to end once its connection is gone
 TICK_MS = 20.0
 TURN = 256  # messages that are heard before waits look at what is done
 STATUS_FILE = "status.json"
@@ -215,7 +216,7 @@ class Cluster:
             self.board.send_frames(lane.to, frames, lane.name)
         except ConnectionError as error:
             if lane.host is None:
-                self.fail(DeviceError(str(error)), lane.devices)
+                self._lose_worker(lane.devices[0], str(error))
             else:
                 self._lose_host(lane.host, f"host {lane.host.name} is gone: its connection closed")
             raise self.failure from error  # type: ignore[misc]
@@ -466,7 +467,7 @@ class Cluster:
     def _after_progress(self) -> None:
         self._reclaim()
         with self.changed:
-            while self.steps and self.is_done(self.steps[0].devices, self.steps[0].number):
+            while self.steps and self.steps[0].sent and self.is_done(self.steps[0].devices, self.steps[0].number):
                 self.steps.popleft()
         if self._waiting:
             with self.changed:
@@ -509,6 +510,13 @@ class Cluster:
         if now - self._written > STATUS_S:
             self._written = now
             self._write_status()
+
+    def _lose_worker(self, device: int, trouble: str) -> None:
+        """A worker of this machine cannot be reached: how its process ended says more."""
+        record = self.workers[device]
+        record.process.wait(LOSS_S)
+        told = diagnose(record, time.monotonic(), self.options) or trouble
+        self.fail(DeviceError(told + self._under_way([device])), device)
 
     def _lose_host(self, host: Host, trouble: str) -> None:
         host.alive = False

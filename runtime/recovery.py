@@ -31,7 +31,7 @@ def recover(cluster: Cluster) -> dict[str, int]:
         return {"workers": 0, "rebuilt": 0, "lost": 0, "steps": 0}
     _settle(cluster)
     dead = [device for device, record in cluster.workers.items() if record.state == "dead"]
-    steps = [step for step in cluster.steps if not cluster.is_done(step.devices, step.number)]
+    steps = [step for step in cluster.steps if not (step.sent and cluster.is_done(step.devices, step.number))]
     remade = {id(output) for step in steps for reference in step.outputs if (output := reference()) is not None}
     cluster.begin_again(dead)
     rebuilt = lost = 0
@@ -109,5 +109,7 @@ def _send_again(cluster: Cluster, step: Step) -> bool:
                 cluster.failed[output.id] = error
     if error is not None:
         return False
+    if all(output is None for output in outputs):
+        return False  # nobody is left to read it
     step.plan.send_again(step, outputs)
     return True

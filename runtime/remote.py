@@ -24,6 +24,7 @@ from dtorch.runtime.protocol import Kind, as_buffer, as_bytes, describe, pack_ru
 from dtorch.torch_private import registering_module
 
 LOSS_S = 0.5  # after communication failed: how long until the loss of its other end is noticed
+STEPS_KEPT = 1024  # how many steps may wait for a lost worker
 STEP_INLINE_BYTES = 1 << 14  # host inputs of a step up to here travel within its message
 
 
@@ -274,12 +275,13 @@ class ClusterPlan(LoadedPlan):
 
     def _send(self) -> None:
         runtime, cluster = self.runtime, self.runtime.cluster
-        cluster.check()
         if not self.number:
             self.number = next(cluster.ids)
             weakref.finalize(self, runtime.unload, self.number)
         generation = cluster.generation
         modules = modules_of(self.plan)
+        if cluster.failure is not None:
+            return  # sent when the cluster is mended
         if modules:
             cluster.send(runtime.device_ids, Kind.MODULES, data=modules)
         ints = (self.number, generation, *runtime.device_ids)
@@ -287,9 +289,13 @@ class ClusterPlan(LoadedPlan):
         self._generation = generation
 
     def run(self, inputs: Sequence[Any]) -> list[Handle]:
-        """Send one step. Gives handles at once; what goes wrong is raised where one is fetched."""
+        """Send one step. Gives handles at once; what goes wrong is raised where one is fetched.
+
+        After the loss of a worker steps are kept, to be sent once the cluster is mended.
+        """
         runtime, cluster = self.runtime, self.runtime.cluster
-        cluster.check()
+        if cluster.closed or len(cluster.steps) > STEPS_KEPT:
+            cluster.check()
         if self._generation != cluster.generation:
             self._send()
         if cluster.failed:
@@ -300,7 +306,8 @@ class ClusterPlan(LoadedPlan):
         given = [runtime.lend(item, whole) if isinstance(item, torch.Tensor) else item for item in inputs]
         outputs = [Handle(runtime, 0, item.shape, item.dtype, item.spec) for item in self.plan.outputs]
         self._launch(given, outputs)
-        cluster.hold_back(runtime.device_ids, runtime.last)
+        if cluster.failure is None:
+            cluster.hold_back(runtime.device_ids, runtime.last)
         return outputs
 
     def send_again(self, step: Step, outputs: list[Any]) -> None:
@@ -328,8 +335,15 @@ class ClusterPlan(LoadedPlan):
             number = runtime.last = cluster.board.reserve()
             for output, line in zip(outputs, self._lines):
                 output.number, output.line = number, line
-            self._send_step(number, packed, lent)
-        cluster.steps.append(Step(self, number, runtime.device_ids, given, [weakref.ref(each) for each in outputs]))
+            step = Step(self, number, runtime.device_ids, given, [weakref.ref(each) for each in outputs])
+            cluster.steps.append(step)
+            if cluster.failure is None:
+                try:
+                    self._send_step(number, packed, lent)
+                    step.sent = True
+                except DeviceError:  # a worker is lost: whoever reads the results hears of it
+                    if cluster.failure is None:
+                        raise
 
     def _send_step(self, number: int, packed: Any, lent: list[Lent]) -> None:
         alike: dict[tuple[int, ...], list[int]] = {}  # devices that get the same parts, and so the same message
@@ -376,6 +390,7 @@ class Step:
     devices: tuple[int, ...]
     inputs: list[Any]
     outputs: list[weakref.ref[Handle]]
+    sent: bool = False
 
 
 __all__ = ["INLINE_BYTES", "ClusterPlan", "ClusterRuntime", "Handle", "Lent", "Step"]

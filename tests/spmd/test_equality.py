@@ -53,6 +53,11 @@ def test_models_on_four_processes_give_the_bits_of_simulated_devices(name, shape
     assert_equal_on_both(name, shape)
 
 
+def steps_in_memory(value):
+    """Strides, where they mean something."""
+    return [stride for size, stride in zip(value.shape, value.stride()) if size > 1]
+
+
 @pytest.mark.parametrize("shape", [(2,), (2, 2)], ids=str)
 def test_random_programs_give_what_simulated_devices_give(shape, workers):
     mesh = dtorch.init_device_mesh("cpu", shape)
@@ -67,7 +72,7 @@ def test_random_programs_give_what_simulated_devices_give(shape, workers):
             wanted = [value.to_torch() for value in simulated(steps)]
         assert real.failed == simulated.failed and real.values == pytest.approx(simulated.values, abs=1e-6)
         for value, other in zip(found, wanted, strict=True):
-            assert value.dtype is other.dtype and value.stride() == other.stride()
+            assert value.dtype is other.dtype and steps_in_memory(value) == steps_in_memory(other)
             # the last bit of a matmul depends on where its operands lie in memory
             torch.testing.assert_close(value, other, rtol=1e-12, atol=1e-12, equal_nan=True)
 
