@@ -242,6 +242,27 @@ def test_workers_end_when_the_client_is_killed():
     assert until(lambda: not any(alive(int(pid)) for pid in pids), 2)
 
 
+def children_of(pid):
+    found = []
+    for each in Path("/proc").glob("[0-9]*"):
+        try:
+            if int((each / "stat").read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(each.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_workers_that_are_just_starting_end_when_the_client_is_killed():
+    program = subprocess.Popen([sys.executable, "-c", SCRIPT + "time.sleep(60)"], stdout=subprocess.PIPE, text=True)
+    assert until(lambda: len(children_of(program.pid)) == 2, 60)
+    pids = children_of(program.pid)
+    time.sleep(0.3)  # Python is up, torch is not
+    program.kill()
+    program.wait()
+    assert until(lambda: not any(alive(pid) for pid in pids), 2)
+
+
 def test_control_c_ends_a_wait_and_the_workers_go_with_the_program():
     body = SCRIPT + (
         "y = dtorch.distribute_tensor(torch.randn(2500, 2500), mesh, [dtorch.Replicate()])\n"
