@@ -852,7 +852,8 @@ def _listener() -> type[Any]:
         ) -> None:
             super().__init__()
             self._dispatch_key = torch._C.DispatchKey.PreDispatch
-            self.writable, self.accepts, self.shape_rules = writable, accepts, shape_rules
+            self.accepts, self.shape_rules = accepts, shape_rules
+            self.storages = {storage_id(tensor) for tensor in writable}
             self.calls: list[tuple[OpOverload, tuple, dict[str, Any], Any]] = []
 
         def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
@@ -864,9 +865,11 @@ def _listener() -> type[Any]:
                     return result
             written = functional_twin(func)
             if written is not None:
-                if any(args[0] is each for each in self.writable):
-                    self.calls.append((func, args, kwargs, self.run(written, args, kwargs)))
-                    return args[0]
+                target = kwargs["out"] if "out" in kwargs else args[0]
+                if storage_id(target) in self.storages:
+                    rest = {name: item for name, item in kwargs.items() if name != "out"}
+                    self.calls.append((func, args, kwargs, self.run(written, args, rest)))
+                    return target
                 raise _Unlisted
             result = self.run(func, args, kwargs)
             self.calls.append((func, args, kwargs, result))
@@ -889,12 +892,18 @@ def _listener() -> type[Any]:
 
 @cache
 def functional_twin(op: OpOverload) -> OpOverload | None:
-    """`aten.add.Tensor` for `aten.add_.Tensor`: the operator that returns what this one writes into its argument."""
-    name = op.overloadpacket.__name__
-    if schema_facts(op).mutates != (0,) or not name.endswith("_") or name.endswith("__"):
+    """`aten.add.Tensor` for `aten.add_.Tensor` and for `aten.add.out`: what returns what these write."""
+    name, facts = op.overloadpacket.__name__, schema_facts(op)
+    if op.namespace != "aten" or not facts.mutates:
         return None
-    packet = getattr(torch.ops.aten, name[:-1], None) if op.namespace == "aten" else None
-    return getattr(packet, op._overloadname, None)
+    arguments = op._schema.arguments
+    if facts.mutates == (len(arguments) - 1,) and arguments[-1].name == "out" and arguments[-1].kwarg_only:
+        given = [(each.name, str(each.type)) for each in arguments[:-1]]
+        others = [getattr(op.overloadpacket, overload) for overload in op.overloadpacket.overloads()]
+        return next((o for o in others if [(a.name, str(a.type)) for a in o._schema.arguments] == given), None)
+    if facts.mutates != (0,) or not name.endswith("_") or name.endswith("__"):
+        return None
+    return getattr(getattr(torch.ops.aten, name[:-1], None), op._overloadname, None)
 
 
 def composite_calls(
@@ -905,7 +914,8 @@ def composite_calls(
 ) -> tuple[Any, list[tuple[OpOverload, tuple, dict[str, Any], Any]]] | None:
     """Run a function of meta tensors: its result, and the ATen calls that a functional trace of it would hold.
 
-    writable: tensors that may be written in place, and are not: of such a call the functional twin's result is noted.
+    writable: tensors that may be written in place, they or views of them, and are not: of such a call the functional
+    twin's result is noted.
     shape_rules: results of single operators, found without running them (None: run it). None where the function calls
     an operator that is not accepted, or fails, or where torch's state asks for a real trace.
     """

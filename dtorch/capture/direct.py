@@ -28,6 +28,7 @@ from dtorch.capture.steps import (
     without_dead,
 )
 from dtorch.capture.symbol import meta_of
+from dtorch.capture.undo import BASE, NEW, run_on_meta, undone
 
 if TYPE_CHECKING:
     from dtorch.capture.expand import Operation
@@ -96,8 +97,6 @@ def look(called: Operation) -> bool:
     if not all(notes.take(*call) for call in calls):
         return False
     flat, spec = torch_private.tree_flatten(result)
-    positions = {id(tensor): i for i, tensor in enumerate(given)}
-    storages = {torch_private.storage_id(tensor): i for i, tensor in enumerate(given)}
     results: list[Any] = []
     aliases: list[Any] = []
     outputs: list[Any] = []
@@ -106,14 +105,15 @@ def look(called: Operation) -> bool:
             results.append(value)
             aliases.append(None)
             continue
+        value = notes.same.get(id(value), value)
         known = notes.ref_of(value)
         if known is None:
             return False
         results.append(meta_of(value, notes.device))
-        if id(value) in positions:
-            aliases.append((SELF, positions[id(value)]))
+        if id(value) in notes.positions:
+            aliases.append((SELF, notes.positions[id(value)]))
             continue
-        base = storages.get(torch_private.storage_id(value))
+        base = notes.storages.get(torch_private.storage_id(value))
         if base is not None and notes.written:
             return False  # a view, before or after the write
         aliases.append(None if base is None else (VIEW, base))
@@ -135,9 +135,15 @@ class _Notes:
     def __init__(self, given: list[torch.Tensor], device: torch.device) -> None:
         self.given, self.device = len(given), device
         self.inputs = given
+        self.positions = {id(tensor): i for i, tensor in enumerate(given)}
+        self.storages = {torch_private.storage_id(tensor): i for i, tensor in enumerate(given)}
         self.written: set[int] = set()
-        self.views = False
+        self.viewed: set[int] = set()  # inputs of which there are views
+        self.over = False  # after a write through a view nothing else is understood
+        self.sources: dict[int, tuple[Any, tuple]] = {}  # how a view was made
+        self.numbers: dict[int, Any] = {}  # of tensors all elements of which are one Python number
         self.known: dict[int, Ref] = {id(tensor): ref(i) for i, tensor in enumerate(given)}
+        self.same: dict[int, torch.Tensor] = {}  # what calls that give their input back gave
         self.steps: list[Any] = []
         self.kept: list[Any] = []
 
@@ -146,25 +152,38 @@ class _Notes:
         known = self.known.get(id(value))
         last = self.kept[-1] if self.kept else None
         if known is None and isinstance(last, torch.Tensor) and meta_of(last) is meta_of(value):
-            if torch_private.storage_id(last) == torch_private.storage_id(value) and not self.views:
+            if torch_private.storage_id(last) == torch_private.storage_id(value) and not self.viewed:
                 return self.known.get(id(last))
         return known
 
     def take(self, target: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> bool:
         """Note one call; False where something in it is not understood."""
         self.kept.append(result)
+        if self.over:
+            return False
         twin = torch_private.functional_twin(target)
         if twin is not None:
-            return self._write(twin, args, kwargs, result)
+            rest = {name: item for name, item in kwargs.items() if name != "out"}
+            return self._write(kwargs.get("out", args[0]), twin, args, rest, result)
         if target in DROPPED or is_inactive_dropout(target, args):
             self.known[id(result)] = self.known[id(args[0])]
+            if target not in DROPPED:  # torch hands on the very object, and the run here a stand-in
+                self.same[id(result)] = args[0]
             return True
         if torch_private.draws_random_numbers(target) and draws(target, args, kwargs):
             return False
+        self._note_view(target, args, kwargs, result)
         try:
             args, kwargs = self._template(args), self._template(kwargs)
         except KeyError:
             return False
+        if target is aten.scalar_tensor.default:
+            if self.device.type != "cpu":
+                return False
+            with torch_private.without_function_modes():
+                number = self.numbers[id(result)] = torch.tensor(args[0], dtype=result.dtype).item()
+            target, args = aten.full.default, ([], number)
+            kwargs = {"dtype": result.dtype, "device": self.device, "pin_memory": False}
         if target is aten.type_as.default:
             target, args, kwargs = aten._to_copy.default, args[:1], {"dtype": result.dtype}
         if isinstance(result, torch.Tensor):
@@ -176,28 +195,104 @@ class _Notes:
             self._step(operator.getitem, (whole, i), {}, part)
         return True
 
-    def _write(self, twin: Any, args: tuple, kwargs: dict[str, Any], result: torch.Tensor) -> bool:
+    def _write(
+        self, target: torch.Tensor, twin: Any, args: tuple, kwargs: dict[str, Any], result: torch.Tensor
+    ) -> bool:
         """A call that gives an input a new value: its functional twin's result, if it is of the input's kind."""
-        target = args[0]
-        position = next(i for i, tensor in enumerate(self.inputs) if tensor is target)
+        position = self.positions.get(id(target))
+        if twin is aten.copy.default and self._is_spread(args[1]):
+            return False  # kernels of a CPU fill by such a tensor
+        if position is None:
+            return self._write_through(target, twin, args, kwargs, result)
         meta = meta_of(target)
-        if meta_of(result) is not meta or not meta.contiguous or self.views:  # a view would have to be derived again
-            return False
+        if meta_of(result) is not meta or not meta.contiguous or position in self.viewed:
+            return False  # a view would have to be derived again
         source = args[1] if twin is aten.copy.default else None
-        if isinstance(source, torch.Tensor) and meta_of(source) is meta:
-            self.known[id(target)] = self.known[id(source)]
-        elif self.take(twin, args, kwargs, result):
-            self.known[id(target)] = self.known[id(result)]
-        else:
+        new = result
+        if isinstance(source, torch.Tensor) and id(source) in self.numbers and source.dim():
+            new = self._fill(target, source)
+        elif isinstance(source, torch.Tensor) and meta_of(source) is meta:
+            new = source
+        elif not self.take(twin, args, kwargs, result):
             return False
+        self.known[id(target)] = self.known[id(new)]
         self.written.add(position)
         return True
 
+    def _write_through(
+        self, view: torch.Tensor, twin: Any, args: tuple, kwargs: dict[str, Any], result: torch.Tensor
+    ) -> bool:
+        """A call that writes a view of an input: the input gets the value that has the twin's result there."""
+        if result.dtype is not view.dtype or result.shape != view.shape:
+            return False
+        new, source = result, args[1] if twin is aten.copy.default else None
+        chain: list[tuple[torch.Tensor, Any, tuple]] = []
+        at = view
+        while id(at) in self.sources:
+            chain.append((at, *self.sources[id(at)]))
+            at = chain[-1][2][0]
+        if isinstance(source, torch.Tensor) and meta_of(result) is meta_of(source):
+            if source.dim() == 0 or id(source) not in self.numbers:
+                new = source
+        if new is not source:
+            if isinstance(source, torch.Tensor) and id(source) in self.numbers:
+                new = self._fill(view, source)
+            elif not self.take(twin, args, kwargs, result):
+                return False
+            for made, target, given in reversed(chain):  # the trace derives the views anew
+                self._step(target, self._template(given), {}, made)
+        for _, target, (base, *rest) in chain:
+            found = undone(target, tuple(rest), base)
+            if found is None:
+                return False
+            target, places = found
+            given = tuple([base if item is BASE else new if item is NEW else item for item in places])
+            made = run_on_meta(target, *given)
+            if made is None:
+                return False
+            self._step(target, self._template(given), {}, made)
+            self.kept.append(made)
+            new = made
+        position = self.positions.get(id(at))
+        if position is None or not meta_of(at).contiguous or meta_of(at) is not meta_of(new):
+            return False
+        self.known[id(at)] = self.known[id(new)]
+        self.written.add(position)
+        self.over = True
+        return True
+
+    def _is_spread(self, source: Any) -> bool:
+        """Whether a tensor is an expanded one of no dims; that of a Python number is known otherwise."""
+        while id(source) in self.sources and id(source) not in self.numbers:
+            source = self.sources[id(source)][1][0]
+            if source.dim() == 0:
+                return id(source) not in self.numbers
+        return False
+
+    def _fill(self, target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        number = self.numbers[id(source)]
+        made = run_on_meta(aten.fill.Scalar, target, number)
+        assert made is not None  # the fill of a tensor like that has just been noted
+        self._step(aten.fill.Scalar, (self.known[id(target)], number), {}, made)
+        self.kept.append(made)
+        return made
+
     def _step(self, target: Any, args: tuple, kwargs: dict[str, Any], result: torch.Tensor) -> None:
-        if target is not operator.getitem and torch_private.schema_facts(target).aliases is not None:
-            self.views = True
         self.known[id(result)] = ref(self.given + len(self.steps))
         self.steps.append((target, args, kwargs, self._val(result)))
+
+    def _note_view(self, target: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
+        """What is known of a result that shares memory with an argument."""
+        if torch_private.schema_facts(target).aliases is None:
+            return
+        source = args[0]
+        if id(source) in self.numbers and isinstance(result, torch.Tensor):
+            self.numbers[id(result)] = self.numbers[id(source)]
+        viewed = self.storages.get(torch_private.storage_id(source))
+        if viewed is not None:
+            self.viewed.add(viewed)
+        if isinstance(result, torch.Tensor) and not kwargs:
+            self.sources[id(result)] = (target, args)
 
     def _val(self, tensor: torch.Tensor) -> torch.Tensor:
         return meta_of(tensor, self.device).val()

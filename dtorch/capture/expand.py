@@ -32,6 +32,7 @@ from dtorch.capture.steps import (
     without_dead,
 )
 from dtorch.capture.symbol import TensorMeta, meta_of
+from dtorch.capture.undo import scatter_through
 from dtorch.errors import CaptureError
 from dtorch.ir.strides import may_overlap
 from dtorch.recent import Recent
@@ -150,6 +151,13 @@ class Operation:
             self.draws = draw_of(self)
         return self.draws
 
+    def output_of(self, position: int) -> int:
+        """Where a result stands among the expansion's outputs, which leave out results that are arguments."""
+        return sum(
+            type(result) is TensorMeta and not (alias and alias[0] == SELF)
+            for result, alias in zip(self.results[:position], self.aliases[:position], strict=True)
+        )
+
     def scatter(self, position: int, value: TensorMeta) -> Expansion:
         """New value of the base from (tensors..., new value of the view that is result `position`, of metadata
         `value`).
@@ -157,6 +165,12 @@ class Operation:
         found = self.scatters.get((position, value))
         if found is None:
             base = _base_of(self, position)
+            expansion, output = self.expand(), self.output_of(position)
+            if not expansion.constants and not torch.are_deterministic_algorithms_enabled():
+                found = scatter_through(expansion, self.metas, expansion.outputs[output], base, value)
+                if found is not None:
+                    self.scatters[position, value] = found
+                    return found
 
             def run(*tensors: torch.Tensor) -> tuple:
                 *inputs, new = tensors

@@ -65,7 +65,7 @@ def derive_again(recorder: Recorder, view: Tensor) -> None:
         recorder.value(bases.pop())
     step: ViewStep = view.step
     inputs = [recorder.value(symbol) for symbol in sources(view)]
-    node = recorder.inline(step.called.expand(), inputs)[_new_position(step)]
+    node = recorder.inline(step.called.expand(), inputs)[step.called.output_of(step.position)]
     view.node = recorder.settled(view, with_strides(recorder, node, view.meta))
     assert view.root is not None  # what has no root is never stale
     view.seen = view.root.version
@@ -128,15 +128,6 @@ def _write_places(recorder: Recorder, links: list[Tensor], before: list[torch.fx
     scatter = scatter_places(steps, base.meta, tuple(meta_of(node.meta["val"]) for node in given))
     inputs = [recorder.value(base), *given, *[recorder.value(symbol) for symbol in others]]
     base.node = recorder.settled(base, recorder.inline(scatter, inputs)[0])
-
-
-def _new_position(step: ViewStep) -> int:
-    """Where result `step.position` stands among the expansion's outputs (results that are arguments are left out)."""
-    called = step.called
-    return sum(
-        type(result) is TensorMeta and not (alias and alias[0] == "self")
-        for result, alias in zip(called.results[: step.position], called.aliases[: step.position], strict=True)
-    )
 
 
 def strides_fit(strides: tuple[int, ...], meta: TensorMeta) -> bool:
