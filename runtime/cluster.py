@@ -24,28 +24,21 @@ import torch
 
 from dtorch.errors import DeviceError
 from dtorch.options import Options, current, logger
+from dtorch.runtime.ferry import Ferry
 from dtorch.runtime.health import WorkerRecord, diagnose
 from dtorch.runtime.joining import Host, JoinLauncher, RemoteProcess
 from dtorch.runtime.lanes import Lane, Lanes
 from dtorch.runtime.launch import Launcher, LocalLauncher, log_line
-from dtorch.runtime.memory import Arena, Slots
 from dtorch.runtime.protocol import (
     HUB,
     Kind,
     Message,
-    as_buffer,
-    as_bytes,
-    blank,
-    describe,
     encode,
-    shaped,
     write_header,
 )
 from dtorch.runtime.remote_errors import rebuilt
 from dtorch.runtime.worker_settings import WorkerSettings
 
-INLINE_BYTES = 1 << 16  # tensors up to here travel within messages
-PIECE_BYTES = 16 << 20  # larger ones in pieces of this size
 START_S = 120.0  # how long workers may take to come up
 AHEAD = 256  # how many commands a worker may be behind before clients wait
 LOSS_S = 0.5  # how long a process may take to end once its connection is gone
@@ -54,8 +47,6 @@ TURN = 256  # messages that are heard before waits look at what is done
 STATUS_FILE = "status.json"
 STATUS_S = 1.0  # between its writings
 
-
-Piece = tuple[int, int, int, int]  # of a value that is fetched: request, offset in it, length, arena offset or -1
 
 
 class Cluster:
@@ -69,8 +60,7 @@ class Cluster:
         self.token = bytes(torch.randint(0, 256, (16,), generator=_fresh_generator(), dtype=torch.uint8).tolist())
         self.board = self.launcher.open(self.folder, self.token)
         self.joining = self.launcher if isinstance(self.launcher, JoinLauncher) else None
-        self.arena = Arena(self.options.arena_bytes)
-        self.slots = Slots(self.options.arena_bytes)
+        self.ferry = Ferry(self, self.options.arena_bytes)
         self.workers: dict[int, WorkerRecord] = {}
         self.lanes = Lanes(self._host_of)
         self.failure: BaseException | None = None
@@ -81,10 +71,9 @@ class Cluster:
         self.ids = itertools.count(1)
         self.steps: deque[Any] = deque()  # runs that not all workers are known to have done, oldest first
         self.lines: weakref.WeakSet[Any] = weakref.WeakSet()  # runtimes, whose dead values are freed when idle
+        self._births: dict[int, int] = {}  # by device, how many workers it had before
         self._requests = itertools.count(1)
         self._replies: dict[int, Message | None] = {}
-        self._lent: deque[tuple[int, tuple[int, ...], int, int]] = deque()  # (message, devices, offset or -1, length)
-        self._far_bytes = 0  # of them, those on their way to other hosts
         self._waiting: list[tuple[tuple[int, ...], int, Callable[[], None]]] = []
         self._starting = threading.Lock()
         self._switch_s = sys.getswitchinterval()
@@ -110,9 +99,11 @@ class Cluster:
                 self.steps.clear()
             for device in dead:
                 self.workers[device].process.wait(2.0)
-                self.board.forget(device)
+                self._births[device] = self._births.get(device, 0) + 1
+                self.board.forget(device, self._births[device])
                 self.workers[device] = WorkerRecord(device, self.launcher.start(self._settings(device)))
             self.lanes.reset()
+            self.ferry.reset()
             with self.changed:
                 self.generation += 1
                 self.failure = None
@@ -122,9 +113,10 @@ class Cluster:
         commands, answers = self.board.endpoints
         options, near = self.options, self.joining is None
         return WorkerSettings(
-            device=device, type=self.device_type, index=device, threads=options.worker_threads, token=self.token.hex(),
+            device=device, birth=self._births.get(device, 0), type=self.device_type, index=device,
+            threads=options.worker_threads, token=self.token.hex(),
             commands=commands, answers=answers, store=self.launcher.store(self.folder),
-            arena_fd=self.arena.fd if near else None, interval_s=options.heartbeat_s, silence_s=options.silence_s,
+            arena_fd=self.ferry.arena.fd if near else None, interval_s=options.heartbeat_s, silence_s=options.silence_s,
             collective_limit_s=options.step_limit_s,
         )  # fmt: skip
 
@@ -244,90 +236,17 @@ class Cluster:
         if self.lanes.behind(devices, number) > AHEAD * 4:
             self.wait(devices, number - AHEAD)
 
-    def put(self, value: int, parts: dict[tuple[int, ...], torch.Tensor]) -> int:
-        """Send tensors by the devices that get them, under one id; the number of the last command."""
-        number = 0
-        for devices, tensor in parts.items():
-            meta, dense = describe(tensor)
-            data = as_bytes(dense.cpu())
-            size = data.numel()
-            if size <= INLINE_BYTES:
-                number = self.send(devices, Kind.PUT, (value,), meta, (as_buffer(data),))
-                continue
-            for at in range(0, size, PIECE_BYTES):
-                length = min(PIECE_BYTES, size - at)
-                piece, told, route = data[at : at + length], meta if at == 0 else None, self.lanes.route(devices)
-                if route.near:
-                    offset = self.slots.take(length, self._await_slots)
-                    self.arena.view(offset, length).copy_(piece)
-                    number = self.send(route.near, Kind.PUT_PIECE, (value, at, offset, length), told)
-                    self._lent.append((number, route.near, offset, length))
-                if route.far:
-                    self._await_far(length)
-                    ints = (value, at, -1, length)
-                    number = self.send(route.far, Kind.PUT_PIECE, ints, told, (as_buffer(piece),))
-                    self._lent.append((number, route.far, -1, length))
-        return number
-
-    def _await_far(self, length: int) -> None:
-        """Wait until bytes under way to other hosts are fewer: they wait in this process's memory."""
-        while self._far_bytes and self._far_bytes + length > self.options.arena_bytes:
-            self._await_slots()
-        with self.changed:
-            self._far_bytes += length
-
-    def get(self, wanted: Sequence[tuple[int, int, torch.dtype, tuple[int, ...]]]) -> list[torch.Tensor]:
-        """Values from devices: (device, value id, dtype, local shape) each. Raises what computing one raised."""
-        asked = [self._ask(*each) for each in wanted]
-        return [self._receive(pieces) for pieces in asked]
-
-    def _ask(self, device: int, value: int, dtype: torch.dtype, shape: tuple[int, ...]) -> list[Piece]:
-        size = dtype.itemsize
-        for each in shape:
-            size *= each
-        pieces = []
-        for at in range(0, max(size, 1), PIECE_BYTES):
-            length = min(PIECE_BYTES, size - at)
-            shared = size > INLINE_BYTES and self._host_of(device) is None
-            offset = self.slots.take(length, self._await_slots) if shared else -1
-            request = next(self._requests)
-            self._replies[request] = None
-            self.send((device,), Kind.GET, (value, request, at, length, offset))
-            pieces.append((request, at, length, offset))
-        return pieces
-
-    def _receive(self, pieces: list[Piece]) -> torch.Tensor:
-        dense: torch.Tensor | None = None
-        meta: Any = None
-        error: BaseException | None = None
-        for request, at, length, offset in pieces:
-            message = self._await_reply(request)
-            if "meta" not in message.data:
-                error = rebuilt(message.data, message.sender, "")
-            else:
-                if dense is None:
-                    meta = message.data["meta"]
-                    dense = blank(meta)
-                target = as_bytes(dense)[at : at + length]
-                source = self.arena.view(offset, length) if not message.blobs else None
-                if source is None and length:
-                    source = torch.frombuffer(bytearray(message.blobs[0]), dtype=torch.uint8)
-                if source is not None:
-                    target.copy_(source)
-            if offset >= 0:
-                self.slots.give(offset, length)
-        if error is not None:
-            raise error
-        assert dense is not None
-        return shaped(dense, [*meta[:3], False])
-
     def ask(self, device: int, kind: Kind, *ints: int) -> tuple[Message, int, int]:
         """Send a command with a request in front of its integers; the answer, and when (ns) it was asked and came."""
+        request, sent = self.request(), time.perf_counter_ns()
+        self.send((device,), kind, (request, *ints))
+        return self.reply(request), sent, time.perf_counter_ns()
+
+    def request(self) -> int:
+        """A number for a question, whose answer `reply` gives."""
         request = next(self._requests)
         self._replies[request] = None
-        sent = time.perf_counter_ns()
-        self.send((device,), kind, (request, *ints))
-        return self._await_reply(request), sent, time.perf_counter_ns()
+        return request
 
     def _line_of(self, value: int) -> str | None:
         for line in list(self.lines):
@@ -336,7 +255,8 @@ class Cluster:
                 return handle.line
         return None
 
-    def _await_reply(self, request: int) -> Message:
+    def reply(self, request: int) -> Message:
+        """The answer to a question, waited for. Raises the cluster's failure."""
         with self.changed:
             while self._replies.get(request) is None:
                 if self.failure is not None or self.closed:
@@ -346,12 +266,6 @@ class Cluster:
             message = self._replies.pop(request)
         assert message is not None
         return message
-
-    def _await_slots(self) -> None:
-        self.check()
-        self._reclaim()
-        with self.changed:
-            self.changed.wait(0.005)
 
     # --- waiting --------------------------------------------------------------------------------------------------
 
@@ -465,7 +379,7 @@ class Cluster:
         return False
 
     def _after_progress(self) -> None:
-        self._reclaim()
+        self.ferry.reclaim()
         with self.changed:
             while self.steps and self.steps[0].sent and self.is_done(self.steps[0].devices, self.steps[0].number):
                 self.steps.popleft()
@@ -475,17 +389,6 @@ class Cluster:
                 self._waiting = [each for each in self._waiting if each not in ready]
             for _, _, callback in ready:
                 callback()
-
-    def _reclaim(self) -> None:
-        """Give back slots whose readers are done, oldest first."""
-        with self.changed:
-            done = []
-            while self._lent and self.is_done(self._lent[0][1], self._lent[0][0]):
-                done.append(self._lent.popleft())
-            self._far_bytes -= sum(length for _, _, offset, length in done if offset < 0)
-        for _, _, offset, length in done:
-            if offset >= 0:
-                self.slots.give(offset, length)
 
     def _look_after(self, now: float) -> None:
         for record in list(self.workers.values()):
@@ -593,7 +496,7 @@ class Cluster:
                 record.process.kill()
                 record.process.wait(2.0)
         self.board.close()
-        self.arena.close()
+        self.ferry.close()
         shutil.rmtree(self.folder, ignore_errors=True)
         sys.setswitchinterval(self._switch_s)
 

@@ -63,7 +63,7 @@ class Worker:
         self._main = threading.get_ident()
         self._told = 0
         token = bytes.fromhex(settings["token"])
-        lines = (settings["commands"], settings["answers"], token, self.device_id)
+        lines = (settings["commands"], settings["answers"], token, self.device_id, settings.get("birth", 0))
         self.line = Line(*lines, health=False, secret=settings.get("secret"))
         self._health_of = lambda: Line(*lines, health=True, secret=settings.get("secret"))
 

@@ -219,7 +219,7 @@ class Hub:
         if device in self.workers:
             self._lose(device, None)
             self.workers[device].process.wait(ENDING_S)
-            self.board.forget(device)
+        self.board.forget(device, settings.get("birth", 0))
         commands, answers = self.board.endpoints
         store = str(settings["store"])
         if store.startswith("tcp:"):  # its host is where this one found the controller

@@ -83,12 +83,12 @@ def _rebuild(cluster: Cluster, runtime: ClusterRuntime, handle: Handle, device: 
     others = [other for other in runtime.holders(own, axes) if other not in dead]
     if others:
         shape = local_shape(handle.shape, handle.spec, runtime.mesh_shape, own)
-        (part,) = cluster.get([(others[0], handle.id, handle.dtype, shape)])
+        (part,) = cluster.ferry.get([(others[0], handle.id, handle.dtype, shape)])
     elif handle.rebuild is not None:
         part = handle.rebuild(own)
     else:
         return False
-    cluster.put(handle.id, {(device,): part})
+    cluster.ferry.put(handle.id, {(device,): part})
     return True
 
 

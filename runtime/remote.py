@@ -18,7 +18,7 @@ from dtorch.errors import DeviceError, UnsupportedError
 from dtorch.ir.layout import Spec, Whole, local_shape
 from dtorch.ir.plan import PYTHON, Plan
 from dtorch.runtime.base import LoadedPlan, Runtime
-from dtorch.runtime.cluster import INLINE_BYTES, Cluster
+from dtorch.runtime.cluster import Cluster
 from dtorch.runtime.parts import Coordinate, coordinates, cut, join, varying_axes, whole_shape
 from dtorch.runtime.protocol import Kind, as_buffer, as_bytes, describe, pack_run
 from dtorch.torch_private import registering_module
@@ -106,7 +106,7 @@ class ClusterRuntime(Runtime):
         """Send each device its part; `copy` is without meaning, the bytes are the workers' own."""
         self.cluster.check()
         handle = Handle(self, 0, tuple(tensor.shape), tensor.dtype, spec)
-        handle.number = self.cluster.put(handle.id, self._parts(tensor, spec))
+        handle.number = self.cluster.ferry.put(handle.id, self._parts(tensor, spec))
         return handle
 
     def place_parts(self, spec: Spec, read: Callable[[Coordinate], torch.Tensor]) -> Handle:
@@ -121,7 +121,7 @@ class ClusterRuntime(Runtime):
             if handle is None:
                 handle = Handle(self, 0, (), part.dtype, spec)
                 handle.rebuild = read
-            handle.number = self.cluster.put(handle.id, {self.holders(own, axes): part})
+            handle.number = self.cluster.ferry.put(handle.id, {self.holders(own, axes): part})
         assert handle is not None
         handle.shape = whole_shape(shapes, spec)
         return handle
@@ -145,7 +145,7 @@ class ClusterRuntime(Runtime):
         self.refuse_lost(data)
         self.cluster.check()
         try:
-            parts = self.cluster.get(wanted)
+            parts = self.cluster.ferry.get(wanted)
         except Exception:
             self.refuse_lost(data)  # what the worker told of the failing step says more
             raise
@@ -156,7 +156,7 @@ class ClusterRuntime(Runtime):
         """The part at one coordinate."""
         device = self.device_ids[self._position(coordinate)]
         shape = local_shape(data.shape, spec, self.mesh_shape, coordinate)
-        (part,) = self.cluster.get([(device, data.id, data.dtype, shape)])
+        (part,) = self.cluster.ferry.get([(device, data.id, data.dtype, shape)])
         self._settle(data, [(device,)])
         return part
 
@@ -392,5 +392,3 @@ class Step:
     outputs: list[weakref.ref[Handle]]
     sent: bool = False
 
-
-__all__ = ["INLINE_BYTES", "ClusterPlan", "ClusterRuntime", "Handle", "Lent", "Step"]

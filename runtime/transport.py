@@ -24,9 +24,9 @@ HEALTH = b"h"  # the ending of the identity of a worker's second line, which its
 STRANGER = bytes(TOKEN_BYTES)  # the token of who is not let in yet
 
 
-def identity(device: int, health: bool = False) -> bytes:
-    """What a worker's line is called at the controller."""
-    return b"w%d" % device + (HEALTH if health else b"")
+def identity(device: int, health: bool = False, birth: int = 0) -> bytes:
+    """What a worker's line is called at the controller. `birth`: how many workers the device had before this one."""
+    return b"w%d" % device + (b".%d" % birth if birth else b"") + (HEALTH if health else b"")
 
 
 class Switchboard:
@@ -47,7 +47,7 @@ class Switchboard:
             if secret is not None:
                 guard_server(socket, secret)
         self._commands.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._commands.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a worker that was restarted takes its place
+        self._names: dict[bytes, bytes] = {}  # of the lines of workers that were restarted: what they are called now
         self._authenticator = None if secret is None else doorkeeper(self.context, secret)
         self._doors: list[Door] = []
         for socket, address in ((self._commands, commands), (self._answers, answers)):
@@ -95,7 +95,7 @@ class Switchboard:
         self.sent_messages += 1
         self.sent_bytes += sum(len(frame) for frame in frames)
         try:
-            self._commands.send_multipart([to, *frames], zmq.NOBLOCK, copy=True)
+            self._commands.send_multipart([self._names.get(to, to), *frames], zmq.NOBLOCK, copy=True)
         except zmq.ZMQError as error:
             raise ConnectionError(f"{name} has no connection: {error}") from error
 
@@ -118,8 +118,13 @@ class Switchboard:
             except BadMessage as reason:
                 logger("workers").warning("a message to the controller was dropped: %s", reason)
 
-    def forget(self, sender: int) -> None:
-        """A worker was replaced: its successor counts from one again."""
+    def forget(self, sender: int, birth: int = 0) -> None:
+        """A worker was replaced: its successor counts from one again, and its lines have names of their own.
+
+        ZeroMQ may drop the new connection with the old one where both have one name.
+        """
+        for health in (False, True):
+            self._names[identity(sender, health)] = identity(sender, health, birth)
         for line in (sender << 1, sender << 1 | 1):
             self._last.pop(line, None)
 
@@ -173,13 +178,13 @@ class Line:
     """A worker's end: `receive` gives commands, `answer` sends; used by one thread each."""
 
     def __init__(
-        self, commands: str, answers: str, token: bytes, device: int, health: bool, secret: str | None
+        self, commands: str, answers: str, token: bytes, device: int, birth: int, health: bool, secret: str | None
     ) -> None:
         self.token, self.device = token, device
         self.context: Any = zmq.Context.instance()
         self._commands = self.context.socket(zmq.DEALER)
         self._answers = self.context.socket(zmq.PUSH)
-        self._commands.setsockopt(zmq.IDENTITY, identity(device, health))
+        self._commands.setsockopt(zmq.IDENTITY, identity(device, health, birth))
         for socket in (self._commands, self._answers):
             socket.setsockopt(zmq.LINGER, 500)
             socket.setsockopt(zmq.SNDHWM, 0)

@@ -14,6 +14,7 @@ class WorkerSettings(TypedDict, total=False):
     """Settings of one worker."""
 
     device: int  # its id in meshes
+    birth: int  # how many workers the device had before this one
     type: str  # "cpu" or "cuda"
     index: int  # of the GPU on its host
     threads: int  # of torch on CPU; 0: torch's default

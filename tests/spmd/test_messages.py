@@ -10,7 +10,7 @@ import torch
 import zmq
 
 import dtorch
-from dtorch import Partial, Replicate, Shard
+from dtorch import Partial, Replicate, Shard, options
 from dtorch.errors import UnsupportedError
 from dtorch.runtime.protocol import Kind, encode
 from dtorch.runtime.session import SESSION
@@ -89,7 +89,19 @@ def test_large_host_tensors_travel_through_shared_memory_and_come_back_equal(wor
         assert torch.equal(x.to_torch(), value)
     del x
     dtorch.sync()
-    assert SESSION.cluster("cpu").slots.free_bytes == SESSION.cluster("cpu").arena.size
+    assert SESSION.cluster("cpu").ferry.slots.free_bytes == SESSION.cluster("cpu").ferry.arena.size
+
+
+def test_a_tensor_larger_than_the_shared_memory_goes_and_comes_in_turns(workers):
+    dtorch.shutdown()
+    with options.override(arena_bytes=1 << 26):
+        dtorch.init(workers="process", devices=2)
+        value = torch.arange(24 << 20, dtype=torch.float32)  # 96 MiB through 64
+        x = dtorch.distribute_tensor(value, mesh_of(2), [Replicate()])
+        assert torch.equal(x.to_torch(), value)
+        del x
+    dtorch.shutdown()
+    dtorch.init(workers="process")
 
 
 def test_values_that_nobody_holds_are_freed_on_the_workers(workers):
