@@ -953,6 +953,15 @@ def trace_without_composites(function: Callable[..., Any], tensors: list[torch.T
         return make_fx(functional, tracing_mode="real", _error_on_data_dependent_ops=True)(*tensors)
 
 
+# --- functions of lists of tensors ----------------------------------------------------------------------------------
+
+
+def foreach_writes() -> dict[Callable[..., Any], Callable[..., Any] | None]:
+    """Functions that write a list of tensors in place, which fakes do not count; with what returns a new list."""
+    names = [name for name in dir(torch) if name.startswith("_foreach_") and name.endswith("_")]
+    return {getattr(torch, name): getattr(torch, name[:-1], None) for name in names}
+
+
 # --- for workers: process groups without a global state --------------------------------------------------------------
 
 

@@ -343,6 +343,36 @@ def _as_strided(recorder: Any, func: Any, args: tuple, kwargs: dict[str, Any]) -
     return _NOT_SPECIAL
 
 
+_LISTS = torch_private.foreach_writes()
+
+
+def _write_list(recorder: Any, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Functions that write a list of tensors in place, tensor by tensor."""
+    tensors, *rest = args
+    if not any(isinstance(tensor, Tensor) for tensor in tensors):
+        return _NOT_SPECIAL
+    if func.__name__ == "_foreach_copy_":
+        news = rest[0]
+    elif func.__name__ == "_foreach_zero_":
+        news = [torch.zeros_like(tensor) for tensor in tensors]
+    else:
+        news = _LISTS[func](*args, **kwargs)  # type: ignore[misc]
+        for tensor, new in zip(tensors, news, strict=True):
+            if new.dtype != tensor.dtype:
+                raise RuntimeError(f"result type {new.dtype} can't be cast to the desired output type {tensor.dtype}")
+    for tensor, new in zip(tensors, news, strict=True):
+        tensor.copy_(new)
+
+
+def _dropout(recorder: Any, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Inactive dropout gives back the very tensor, writes into which are seen; torch's decomposition copies it."""
+    train = "train" if func is torch.dropout else "training"
+    given = dict(zip(("input", "p", train), args), **kwargs)
+    x, p = given.get("input"), given.get("p", 0.5)
+    active = given.get(train, True) and p != 0 and isinstance(x, Tensor) and x.meta.numel > 0
+    return x if isinstance(x, Tensor) and not active and 0 <= p <= 1 else _NOT_SPECIAL
+
+
 def _instance_norm(recorder: Any, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """With running statistics, which torch's operator writes although its schema says that it writes nothing.
 
@@ -476,6 +506,9 @@ SPECIAL: dict[Any, Special] = {
     torch.cat: _cat,
     torch.concat: _cat,
     torch.concatenate: _cat,
+    **dict.fromkeys(_LISTS, _write_list),
+    torch.nn.functional.dropout: _dropout,
+    torch.dropout: _dropout,
     torch.nn.functional.instance_norm: _instance_norm,
     torch.instance_norm: _instance_norm,
     torch.Tensor.pin_memory: _itself,

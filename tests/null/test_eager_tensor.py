@@ -345,3 +345,52 @@ def test_plain_tensors_that_no_device_can_get_are_refused_by_kind(name):
 def test_an_index_that_torch_refuses_is_named_as_one(index):
     with pytest.raises(IndexError, match=r"^__getitem__\(f32\[5,3\]\[S\(0\)\]\)"):
         dist()[index]
+
+
+INACTIVE = {
+    "a function": lambda x: torch.nn.functional.dropout(x, training=False),
+    "a module": torch.nn.Dropout().eval(),
+    "an operator": lambda x: torch.dropout(x, 0.5, False),
+    "probability zero": lambda x: torch.nn.functional.dropout(x, 0.0),
+    "twice": lambda x: torch.dropout(torch.dropout(x, 0.5, False), 0.5, False),
+    "channels": lambda x: torch.feature_dropout(x, 0.5, False),
+}
+
+
+@pytest.mark.parametrize("name", INACTIVE)
+def test_inactive_dropout_gives_its_input_back_as_torch_does(name):
+    for _ in range(3):
+        plain, x = PLAIN.clone(), dist()
+        same, kept = INACTIVE[name](plain), INACTIVE[name](x)
+        assert (kept is x) == (same is plain)
+        same.add_(1), kept.add_(1)
+        assert torch.equal(x.to_torch(), plain)
+        got, want = x * 2, plain * 2
+        assert torch.equal(INACTIVE[name](got).add_(1).to_torch(), INACTIVE[name](want).add_(1))
+        assert torch.equal(got.to_torch(), want)
+
+
+LISTS = {
+    "_foreach_add_": lambda f, xs: f(xs, 1.5),
+    "_foreach_mul_": lambda f, xs: f(xs, [2.0, 3.0]),
+    "_foreach_sub_": lambda f, xs: f(xs, [x * 2 for x in xs], alpha=3),
+    "_foreach_div_": lambda f, xs: f(xs, torch.tensor(4.0)),
+    "_foreach_copy_": lambda f, xs: f(xs, [x + 1 for x in xs]),
+    "_foreach_zero_": lambda f, xs: f(xs),
+    "_foreach_sqrt_": lambda f, xs: f(xs),
+    "_foreach_lerp_": lambda f, xs: f(xs, [x * x for x in xs], 0.5),
+    "_foreach_addcdiv_": lambda f, xs: f(xs, [x + 1 for x in xs], [x + 2 for x in xs], value=0.5),
+    "_foreach_clamp_max_": lambda f, xs: f(xs, 3.0),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_of_tensors_are_written_in_place(name):
+    function = getattr(torch, name)
+    for _ in range(3):
+        plain, x = PLAIN.clone(), dist()
+        LISTS[name](function, [plain[1:3], plain[4]])
+        LISTS[name](function, [x[1:3], x[4]])
+        assert torch.equal(x.to_torch(), plain)
+    with pytest.raises(RuntimeError, match="can't be cast"):
+        torch._foreach_add_([dist(PLAIN.long())], 0.5)
