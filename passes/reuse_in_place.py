@@ -104,7 +104,9 @@ class ReuseInPlace(Pass):
             if not _alike(node, operand) or several and _may_broadcast(node, operand):
                 continue
             root = _root(operand)
-            if root is None or not _is_last_reader(node, root, order):
+            if root is None or tensor_bytes(value(root)) != tensor_bytes(value(operand)):
+                continue  # a result in a part of a larger value would keep all of it alive
+            if not _is_last_reader(node, root, order):
                 continue
             node.target = IN_PLACE[node.target]
             node.meta["storage"] = "inplace"

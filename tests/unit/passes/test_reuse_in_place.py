@@ -90,6 +90,7 @@ KEPT: dict[str, Make] = {
         relu(b, b.call(aten.expand.default, b.call(aten.sum.dim_IntList, mm(b, x, y), [0], True), [3, 3])),
     ),
     "another dtype": lambda b, x, y: (add(b, mm(b, x, y), b.call(aten._to_copy.default, y, dtype=torch.float64)),),
+    "rows of a larger value": lambda b, x, y: (relu(b, b.call(aten.slice.Tensor, mm(b, x, y), 0, 0, 2)),),
     "a part": lambda b, x, y: (relu(b, b.call(aten.slice.Tensor, mm(b, x, y), 1, 0, 2)),),
     "a reader that may hand it on": lambda b, x, y: (
         lambda m: (lambda e: (add(b, m, 1.0), e)[::-1])(b.call(aten.einsum.default, "ij->ji", [m]))
