@@ -48,7 +48,6 @@ STATUS_FILE = "status.json"
 STATUS_S = 1.0  # between its writings
 
 
-
 class Cluster:
     """The workers of this process, and the one order of everything they are told."""
 
@@ -65,6 +64,7 @@ class Cluster:
         self.lanes = Lanes(self._host_of)
         self.failure: BaseException | None = None
         self.failed: dict[int, BaseException] = {}  # by value id
+        self.last_words = ""  # of the newest failure
         self.generation = 0
         self.changed = threading.Condition()
         self.closed = False
@@ -92,22 +92,27 @@ class Cluster:
             if new:
                 self._await_start(new)
 
-    def begin_again(self, dead: Sequence[int]) -> None:
-        """New workers, without values, in the place of dead ones; all groups will be made anew."""
+    def replace(self, dead: Sequence[int]) -> None:
+        """New workers, without values, in the place of dead ones. The failure stays until `begin_again`."""
         with self._starting:
-            with self.changed:
-                self.steps.clear()
-            for device in dead:
-                self.workers[device].process.wait(2.0)
-                self._births[device] = self._births.get(device, 0) + 1
-                self.board.forget(device, self._births[device])
-                self.workers[device] = WorkerRecord(device, self.launcher.start(self._settings(device)))
-            self.lanes.reset()
-            self.ferry.reset()
-            with self.changed:
-                self.generation += 1
-                self.failure = None
+            with self.board.sending:  # who is sending now notices the loss of the old workers, not of the new ones
+                for device in dead:
+                    self.workers[device].process.wait(2.0)
+                    self._births[device] = self._births.get(device, 0) + 1
+                    self.board.forget(device, self._births[device])
+                    self.workers[device] = WorkerRecord(device, self.launcher.start(self._settings(device)))
             self._await_start(dead)
+
+    def begin_again(self) -> list[Any]:
+        """Go on after a loss, with groups made anew; hold `board.sending`. Gives the steps that had not ended."""
+        steps = [step for step in self.steps if not (step.sent and self.is_done(step.devices, step.number))]
+        self.steps.clear()
+        self.lanes.reset()
+        self.ferry.reset()
+        with self.changed:
+            self.generation += 1
+            self.failure = None
+        return steps
 
     def _settings(self, device: int) -> WorkerSettings:
         commands, answers = self.board.endpoints
@@ -123,13 +128,16 @@ class Cluster:
     def _await_start(self, devices: Sequence[int]) -> None:
         deadline = time.monotonic() + START_S
         with self.changed:
+            before = self.failure
             while any(self.workers[device].state == "starting" for device in devices):
-                if self.failure is not None:
-                    raise self.failure
+                if self.failure is not before:
+                    raise self.failure or DeviceError("the workers were shut down while they started")
                 if time.monotonic() > deadline:
                     late = [device for device in devices if self.workers[device].state == "starting"]
                     raise DeviceError(f"the workers of devices {late} did not come up within {START_S:.0f} s")
                 self.changed.wait(0.1)
+        if any(self.workers[device].state == "dead" for device in devices):
+            raise DeviceError(self.last_words)
         for device in devices:
             while self._host_of(device) is None:  # a hub looks itself
                 try:
@@ -211,7 +219,7 @@ class Cluster:
                 self._lose_worker(lane.devices[0], str(error))
             else:
                 self._lose_host(lane.host, f"host {lane.host.name} is gone: its connection closed")
-            raise self.failure from error  # type: ignore[misc]
+            raise (self.failure or DeviceError(str(error))) from error
 
     def _host_of(self, device: int) -> Host | None:
         process = self.workers[device].process
@@ -375,7 +383,7 @@ class Cluster:
                 if isinstance(record.process, RemoteProcess) and record.process.ended() is None:
                     record.process.end = str(mine[device])
                     text = f"{record.process.end}\n  on host {host.name}{self._under_way((device,))}"
-                    self.fail(DeviceError(text), (device,))
+                    self.fail(DeviceError(text), [self.workers[device]])
         return False
 
     def _after_progress(self) -> None:
@@ -396,36 +404,45 @@ class Cluster:
                 continue
             trouble = diagnose(record, now, self.options)
             if trouble is not None:
-                self.fail(DeviceError(trouble + self._under_way((record.device,))), record.device)
+                self.fail(DeviceError(trouble + self._under_way((record.device,))), [record])
             elif record.state == "up":
-                with self.board.sending:
-                    try:
-                        self.board.send(record.device, self.board.reserve(), Kind.BEAT, health=True)
-                    except ConnectionError:
-                        pass
+                self._beat(record.device)
         for host in self.joining.hosts if self.joining is not None else ():
             trouble = self.joining.beat(host, now, self.options.silence_s) if host.alive else None  # type: ignore[union-attr]
             if trouble is not None:
                 self._lose_host(host, trouble)
-        if self.failure is None:
-            for line in list(self.lines):
-                line.free_dead()
+        if self.failure is None and self.board.sending.acquire(blocking=False):
+            try:
+                for line in list(self.lines):
+                    line.free_dead()
+            finally:
+                self.board.sending.release()
         if now - self._written > STATUS_S:
             self._written = now
             self._write_status()
+
+    def _beat(self, device: int) -> None:
+        """Tell a worker that the controller lives, unless somebody is sending, who may wait for this thread."""
+        if self.board.sending.acquire(blocking=False):
+            try:
+                self.board.send(device, self.board.reserve(), Kind.BEAT, health=True)
+            except ConnectionError:
+                pass
+            finally:
+                self.board.sending.release()
 
     def _lose_worker(self, device: int, trouble: str) -> None:
         """A worker of this machine cannot be reached: how its process ended says more."""
         record = self.workers[device]
         record.process.wait(LOSS_S)
         told = diagnose(record, time.monotonic(), self.options) or trouble
-        self.fail(DeviceError(told + self._under_way([device])), device)
+        self.fail(DeviceError(told + self._under_way([device])), [record])
 
     def _lose_host(self, host: Host, trouble: str) -> None:
         host.alive = False
         lost = [device for device in host.devices if device in self.workers]
         trouble += f"; devices {', '.join(map(str, lost))} went with it"
-        self.fail(DeviceError(trouble + self._under_way(lost)), lost)
+        self.fail(DeviceError(trouble + self._under_way(lost)), [self.workers[device] for device in lost])
 
     def _under_way(self, devices: Sequence[int]) -> str:
         """Which step lost workers had not ended."""
@@ -440,12 +457,16 @@ class Cluster:
 
     # --- failing and closing ---------------------------------------------------------------------------------------
 
-    def fail(self, error: BaseException, devices: int | Sequence[int]) -> None:
-        """Workers are lost: they are ended, and every wait ends with the error."""
-        for device in (devices,) if isinstance(devices, int) else devices:
-            self.workers[device].process.kill()
-            self.workers[device].state = "dead"
+    def fail(self, error: BaseException, lost: Sequence[WorkerRecord]) -> None:
+        """Workers are lost: they are ended, and every wait ends with the error. Replaced ones do not count."""
+        lost = [record for record in lost if self.workers.get(record.device) is record]
+        if not lost:
+            return
+        for record in lost:
+            record.process.kill()
+            record.state = "dead"
         logger("workers").error("%s", error)
+        self.last_words = str(error)
         with self.changed:
             if self.failure is None:
                 self.failure = error

@@ -31,9 +31,25 @@ def recover(cluster: Cluster) -> dict[str, int]:
         return {"workers": 0, "rebuilt": 0, "lost": 0, "steps": 0}
     _settle(cluster)
     dead = [device for device, record in cluster.workers.items() if record.state == "dead"]
-    steps = [step for step in cluster.steps if not (step.sent and cluster.is_done(step.devices, step.number))]
+    cluster.replace(dead)
+    with cluster.board.sending:  # nobody else sends before all that can be is as it was
+        steps = cluster.begin_again()
+        try:
+            rebuilt, lost = _rebuild_all(cluster, dead, steps)
+            sent = 0
+            while steps:
+                sent += _send_again(cluster, steps[0])
+                steps.pop(0)
+        finally:
+            cluster.steps.extend(steps)  # after another loss they wait for the next recovery
+    counts = {"workers": len(dead), "rebuilt": rebuilt, "lost": lost, "steps": sent}
+    logger("workers").warning("recovered: %s", ", ".join(f"{count} {name}" for name, count in counts.items()))
+    return counts
+
+
+def _rebuild_all(cluster: Cluster, dead: list[int], steps: list[Step]) -> tuple[int, int]:
+    """Values of new workers that no step will make again: how many are back, and how many are lost."""
     remade = {id(output) for step in steps for reference in step.outputs if (output := reference()) is not None}
-    cluster.begin_again(dead)
     rebuilt = lost = 0
     for runtime in list(cluster.lines):
         missing = [device for device in runtime.device_ids if device in dead]
@@ -48,10 +64,7 @@ def recover(cluster: Cluster) -> dict[str, int]:
                     f"a value of shape {handle.shape} had parts on device {', '.join(map(str, missing))}, whose worker "
                     "was lost; no other device holds the same part and it was not read from a file. Compute it again."
                 )
-    sent = sum(_send_again(cluster, step) for step in steps)
-    counts = {"workers": len(dead), "rebuilt": rebuilt, "lost": lost, "steps": sent}
-    logger("workers").warning("recovered: %s", ", ".join(f"{count} {name}" for name, count in counts.items()))
-    return counts
+    return rebuilt, lost
 
 
 def _settle(cluster: Cluster) -> None:
@@ -70,8 +83,9 @@ def _settle(cluster: Cluster) -> None:
             return
         time.sleep(0.01)
     for device, number in marks.items():
-        if cluster.workers[device].state == "up" and not cluster.lanes.passed((device,), number):
-            cluster.fail(DeviceError(f"the worker of device {device} hangs after a loss: it was ended"), device)
+        record = cluster.workers[device]
+        if record.state == "up" and not cluster.lanes.passed((device,), number):
+            cluster.fail(DeviceError(f"the worker of device {device} hangs after a loss: it was ended"), [record])
 
 
 def _rebuild(cluster: Cluster, runtime: ClusterRuntime, handle: Handle, device: int, dead: list[int]) -> bool:

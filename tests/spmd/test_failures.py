@@ -21,7 +21,7 @@ from dtorch import Replicate, Shard, options
 from dtorch.errors import DeviceError, ValueLostError
 from dtorch.runtime.session import SESSION
 
-KILLS = int(os.environ.get("KILLS", "12"))  # workers killed by the test of random moments
+KILLS = int(os.environ.get("KILLS", "15"))  # workers killed by the test of random moments
 
 
 def mesh():
