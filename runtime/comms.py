@@ -18,6 +18,7 @@ import torch
 
 from dtorch.errors import DeviceError
 from dtorch.runtime.kernels import reduce_parts
+from dtorch.runtime.protocol import as_bytes
 from dtorch.torch_private import (
     make_group,
     start_all_gather,
@@ -113,16 +114,16 @@ class Group:
             return Started(self, None, result, finish)
         flat, into = source.reshape(-1), result.view(-1)
         if self.device.type == "cpu":  # only moved: as bytes, any dtype will do
-            flat, into = flat.view(torch.uint8), into.view(torch.uint8)
+            flat, into = as_bytes(source), as_bytes(result)
         return Started(self, start_all_gather(self.handle, into, flat), result, finish, flat)
 
     def _exchange(self, source: torch.Tensor, finish: Any) -> Started:
         if self.size == 1 or not source.numel():
             return Started(self, None, source, finish if source.numel() else None)
-        result = torch.empty_like(source)
-        flat, into = source.view(-1), result.view(-1)
+        result = torch.empty_like(source, memory_format=torch.contiguous_format)
+        flat, into = source.reshape(-1), result.view(-1)
         if self.device.type == "cpu":
-            flat, into = flat.view(torch.uint8), into.view(torch.uint8)
+            flat, into = as_bytes(source), as_bytes(result)
         return Started(self, start_all_to_all(self.handle, into, flat), result, finish, flat)
 
 

@@ -101,7 +101,12 @@ class Worker:
                 print(f"command {message.number} was dropped: {reason}", flush=True)
             except Exception as error:
                 traceback.print_exc()
-                self._fail(message.number, _ids(message), error, None, None)
+                if message.kind in (Kind.GET, Kind.PROFILE):  # somebody waits for an answer
+                    request = message.ints[1:2] if message.kind == Kind.GET else message.ints[:1]
+                    told = {"type": type(error).__name__, "message": str(error)[:4000]}
+                    self.line.answer(Kind.DATA, request, told)
+                else:
+                    self._fail(message.number, _ids(message), error, None, None)
             self.done = message.number
             self.doing = (0, 0.0)
             if self.done - self._told >= UNTOLD:
@@ -249,7 +254,9 @@ class Worker:
         meta, dense = describe(found)
         data = as_bytes(dense.cpu())[at : at + length]
         if data.numel() != length:
-            raise BadMessage(f"{length} bytes at {at} of a value of {data.numel()}")
+            text = f"{length} bytes at {at} were asked of a value of shape {tuple(found.shape)} and {found.dtype}"
+            self.line.answer(Kind.DATA, (request,), {"type": "DeviceError", "message": text})
+            return
         if offset >= 0 and self.arena is not None:
             self.arena.view(offset, length).copy_(data)
             self.line.answer(Kind.DATA, (request,), {"meta": meta})
@@ -264,7 +271,7 @@ class Worker:
         while True:
             number, since = self.doing
             busy_s = time.monotonic() - since if number else 0.0
-            pulse = {"at": number, "busy_s": round(busy_s, 3), "values": len(self.values), "memory": self._memory()}
+            pulse: dict[str, Any] = {"at": number, "busy_s": round(busy_s, 3), "values": len(self.values), "memory": self._memory()}
             if busy_s > every_s:
                 pulse["what"] = self._what()
             line.answer(Kind.PULSE, data=pulse)

@@ -216,9 +216,8 @@ class DevicePlan:
             shape = local_shape(item.shape, item.spec, self.plan.mesh_shape, self.coordinate)
             found[item.register] = torch.empty(shape, dtype=item.dtype, device="meta")
         for instruction in self.plan.instructions:
-            source = instruction.args[0] if instruction.args else None
             if communicates(instruction) is not None:
-                found[instruction.result] = self._meta_of(instruction, found[source.register])
+                found[instruction.result] = self._meta_of(instruction, found[instruction.args[0].register])
                 continue
             given = [self._value(item, found) for item in self._arguments(instruction)]
             named = {key: self._value(item, found) for key, item in instruction.kwargs}

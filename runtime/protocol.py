@@ -208,8 +208,10 @@ def read_meta(meta: Any) -> tuple[torch.dtype, list[int], list[int], bool]:
 
 def as_bytes(dense: torch.Tensor) -> torch.Tensor:
     """The bytes of a contiguous tensor, as a flat uint8 tensor that shares them."""
-    flat = dense.reshape(-1)
-    return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
+    if not dense.numel():
+        return torch.empty(0, dtype=torch.uint8, device=dense.device)
+    # not `view`: a tensor of one element counts as contiguous whatever its strides
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
 
 
 def as_buffer(data: torch.Tensor) -> Any:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import weakref
 from typing import Any
 
 import torch
 
-from dtorch.errors import DeviceError, MeshError
+from dtorch.errors import DeviceError, MeshError, UnsupportedError
 from dtorch.options import current
 from dtorch.runtime.base import Runtime
 from dtorch.runtime.cluster import Cluster
@@ -47,6 +48,11 @@ class Session:
         """The runtime of a mesh; one for all meshes of the same devices and shape."""
         if self.kind(device_type, device_ids) == "simulated":
             return SimulatedRuntime(mesh_shape, torch.device(device_type))
+        if sys.platform != "linux":
+            raise UnsupportedError(
+                f"workers run on Linux, and this is {sys.platform}: use simulated devices, dtorch.init(workers="
+                '"simulated"), or unset DTORCH_PER_DEVICE_PER_PROCESS.'
+            )
         most = PROCESSES_A_CORE * (os.cpu_count() or 1)
         here = self.cluster(device_type).joining is None
         if here and device_type == "cpu" and len(device_ids) > most:
