@@ -271,7 +271,8 @@ class Worker:
         while True:
             number, since = self.doing
             busy_s = time.monotonic() - since if number else 0.0
-            pulse: dict[str, Any] = {"at": number, "busy_s": round(busy_s, 3), "values": len(self.values), "memory": self._memory()}
+            pulse: dict[str, Any] = {"at": number, "busy_s": round(busy_s, 3), "values": len(self.values)}
+            pulse["memory"] = self._memory()
             if busy_s > every_s:
                 pulse["what"] = self._what()
             line.answer(Kind.PULSE, data=pulse)
