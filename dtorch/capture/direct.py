@@ -105,7 +105,6 @@ def look(called: Operation) -> bool:
             results.append(value)
             aliases.append(None)
             continue
-        value = notes.same.get(id(value), value)
         known = notes.ref_of(value)
         if known is None:
             return False
@@ -143,7 +142,6 @@ class _Notes:
         self.sources: dict[int, tuple[Any, tuple]] = {}  # how a view was made
         self.numbers: dict[int, Any] = {}  # of tensors all elements of which are one Python number
         self.known: dict[int, Ref] = {id(tensor): ref(i) for i, tensor in enumerate(given)}
-        self.same: dict[int, torch.Tensor] = {}  # what calls that give their input back gave
         self.steps: list[Any] = []
         self.kept: list[Any] = []
 
@@ -167,8 +165,6 @@ class _Notes:
             return self._write(kwargs.get("out", args[0]), twin, args, rest, result)
         if target in DROPPED or is_inactive_dropout(target, args):
             self.known[id(result)] = self.known[id(args[0])]
-            if target not in DROPPED:  # torch hands on the very object, and the run here a stand-in
-                self.same[id(result)] = args[0]
             return True
         if torch_private.draws_random_numbers(target) and draws(target, args, kwargs):
             return False
