@@ -134,7 +134,7 @@ def test_recovery_restarts_rebuilds_and_runs_again_what_had_not_ended(fresh_work
     late = [(kept * number).sum() for number in range(3)]
     errors_of([each.to_torch_async() for each in late])
     counts = dtorch.recover()
-    assert counts["workers"] == 1 and counts["steps"] >= 1 and counts["lost"] >= 2
+    assert counts["workers"] == 1 and counts["steps"] >= 1 and counts["lost"] >= 1
     assert torch.equal(kept.to_torch(), value) and torch.equal(doubled.to_torch(), value * 2)
     assert [float(each) for each in late] == [float((value * number).sum()) for number in range(3)]
     for lost in (cut, gone, cut * 2):
