@@ -65,6 +65,7 @@ class Cluster:
         self.failure: BaseException | None = None
         self.failed: dict[int, BaseException] = {}  # by value id
         self.last_words = ""  # of the newest failure
+        self.mender: threading.Thread | None = None  # who recovers it now
         self.generation = 0
         self.changed = threading.Condition()
         self.closed = False
@@ -95,24 +96,43 @@ class Cluster:
     def replace(self, dead: Sequence[int]) -> None:
         """New workers, without values, in the place of dead ones. The failure stays until `begin_again`."""
         with self._starting:
-            with self.board.sending:  # who is sending now notices the loss of the old workers, not of the new ones
-                for device in dead:
-                    self.workers[device].process.wait(2.0)
-                    self._births[device] = self._births.get(device, 0) + 1
-                    self.board.forget(device, self._births[device])
-                    self.workers[device] = WorkerRecord(device, self.launcher.start(self._settings(device)))
+            for device in dead:
+                self.workers[device].process.wait(2.0)
+                self._births[device] = self._births.get(device, 0) + 1
+                self.board.forget(device, self._births[device])
+                process = self.launcher.start(self._settings(device))  # may wait for another host to join
+                with self.board.sending:  # who is sending now notices the loss of the old worker, not of the new one
+                    self.workers[device] = WorkerRecord(device, process)
             self._await_start(dead)
 
     def begin_again(self) -> list[Any]:
-        """Go on after a loss, with groups made anew; hold `board.sending`. Gives the steps that had not ended."""
+        """Go on after a loss with groups made anew, this thread alone until `mended`. The steps that had not ended."""
         steps = [step for step in self.steps if not (step.sent and self.is_done(step.devices, step.number))]
         self.steps.clear()
         self.lanes.reset()
         self.ferry.reset()
         with self.changed:
             self.generation += 1
+            self.mender = threading.current_thread()
             self.failure = None
         return steps
+
+    def mended(self, rest: Sequence[Any]) -> bool:
+        """Let all threads send again; False, and no change, where they asked for steps meanwhile that are to be sent.
+
+        rest: steps that wait for the next recovery, as there was another loss.
+        """
+        with self.board.sending, self.changed:
+            if self.failure is None and not rest and any(not step.sent for step in self.steps):
+                return False
+            self.steps.extendleft(reversed(rest))
+            self.mender = None
+            self.changed.notify_all()
+            return True
+
+    def may_send(self) -> bool:
+        """Whether this thread may send steps: not after a loss, until all is mended."""
+        return self.failure is None and self.mender in (None, threading.current_thread())
 
     def _settings(self, device: int) -> WorkerSettings:
         commands, answers = self.board.endpoints
@@ -226,7 +246,11 @@ class Cluster:
         return process.host if isinstance(process, RemoteProcess) else None
 
     def check(self) -> None:
-        """Raises the failure of the cluster, if there is one, or says that it is closed."""
+        """Raises the failure of the cluster, if there is one, or says that it is closed. Waits while it is mended."""
+        if self.mender not in (None, threading.current_thread()):
+            with self.changed:
+                while self.mender is not None and not self.closed:
+                    self.changed.wait(0.1)
         if self.failure is not None:
             raise self.failure
         if self.closed:

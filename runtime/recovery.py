@@ -32,19 +32,33 @@ def recover(cluster: Cluster) -> dict[str, int]:
     _settle(cluster)
     dead = [device for device, record in cluster.workers.items() if record.state == "dead"]
     cluster.replace(dead)
-    with cluster.board.sending:  # nobody else sends before all that can be is as it was
-        steps = cluster.begin_again()
-        try:
-            rebuilt, lost = _rebuild_all(cluster, dead, steps)
-            sent = 0
-            while steps:
-                sent += _send_again(cluster, steps[0])
-                steps.pop(0)
-        finally:
-            cluster.steps.extend(steps)  # after another loss they wait for the next recovery
+    steps, sent, whole = cluster.begin_again(), 0, False
+    try:
+        rebuilt, lost = _rebuild_all(cluster, dead, steps)
+        while not whole:
+            sent += _send_all_again(cluster, steps)
+            whole = cluster.mended(steps)
+    finally:
+        if not whole:
+            cluster.failure = cluster.failure or DeviceError("the recovery failed: dtorch.shutdown() ends the workers")
+            cluster.mended(steps)
     counts = {"workers": len(dead), "rebuilt": rebuilt, "lost": lost, "steps": sent}
     logger("workers").warning("recovered: %s", ", ".join(f"{count} {name}" for name, count in counts.items()))
     return counts
+
+
+def _send_all_again(cluster: Cluster, steps: list[Step]) -> int:
+    """Send what had not ended, then what other threads asked for meanwhile; how many were sent."""
+    sent = 0
+    with cluster.board.sending:
+        steps += [step for step in cluster.steps if not step.sent]
+        for step in steps:
+            if step in cluster.steps:
+                cluster.steps.remove(step)
+    while steps:
+        sent += _send_again(cluster, steps[0])
+        steps.pop(0)
+    return sent
 
 
 def _rebuild_all(cluster: Cluster, dead: list[int], steps: list[Step]) -> tuple[int, int]:

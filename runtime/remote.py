@@ -280,7 +280,7 @@ class ClusterPlan(LoadedPlan):
             weakref.finalize(self, runtime.unload, self.number)
         generation = cluster.generation
         modules = modules_of(self.plan)
-        if cluster.failure is not None:
+        if not cluster.may_send():
             return  # sent when the cluster is mended
         if modules:
             cluster.send(runtime.device_ids, Kind.MODULES, data=modules)
@@ -306,7 +306,7 @@ class ClusterPlan(LoadedPlan):
         given = [runtime.lend(item, whole) if isinstance(item, torch.Tensor) else item for item in inputs]
         outputs = [Handle(runtime, 0, item.shape, item.dtype, item.spec) for item in self.plan.outputs]
         self._launch(given, outputs)
-        if cluster.failure is None:
+        if cluster.may_send():
             cluster.hold_back(runtime.device_ids, runtime.last)
         return outputs
 
@@ -337,7 +337,7 @@ class ClusterPlan(LoadedPlan):
                 output.number, output.line = number, line
             step = Step(self, number, runtime.device_ids, given, [weakref.ref(each) for each in outputs])
             cluster.steps.append(step)
-            if cluster.failure is None:
+            if cluster.may_send():
                 try:
                     self._send_step(number, packed, lent)
                     step.sent = True
@@ -381,7 +381,7 @@ def modules_of(plan: Plan) -> list[str]:
     return sorted(found)
 
 
-@dataclass
+@dataclass(eq=False)
 class Step:
     """A run that was sent: kept until all workers have done it, so that it can be sent again after a loss."""
 
