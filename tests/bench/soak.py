@@ -86,4 +86,6 @@ def main(minutes: float) -> int:
 
 
 if __name__ == "__main__":
+    # The work has ever new plans: with the default the caches would grow for long before they are full.
+    os.environ.setdefault("DTORCH_EAGER_CACHE_STEPS", "2000")
     sys.exit(main(float(sys.argv[1]) if len(sys.argv) > 1 else 10.0))
