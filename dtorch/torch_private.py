@@ -934,7 +934,7 @@ def composite_calls(
             listener,
         ):
             return function(), listener.calls
-    except Exception:  # noqa: BLE001  (the real trace follows, and raises what there is to raise)
+    except Exception:  # the real trace follows, and raises what there is to raise
         return None
 
 

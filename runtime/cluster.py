@@ -431,8 +431,10 @@ class Cluster:
                 self.fail(DeviceError(trouble + self._under_way((record.device,))), [record])
             elif record.state == "up":
                 self._beat(record.device)
-        for host in self.joining.hosts if self.joining is not None else ():
-            trouble = self.joining.beat(host, now, self.options.silence_s) if host.alive else None  # type: ignore[union-attr]
+        joining = self.joining
+        for host in joining.hosts if joining is not None else ():
+            assert joining is not None
+            trouble = joining.beat(host, now, self.options.silence_s) if host.alive else None
             if trouble is not None:
                 self._lose_host(host, trouble)
         if self.failure is None and self.board.sending.acquire(blocking=False):
@@ -505,8 +507,10 @@ class Cluster:
             callback()
 
     def _abort(self) -> None:
-        for host in self.joining.hosts if self.joining is not None else ():
-            self.joining.order(host, Kind.ABORT)  # type: ignore[union-attr]
+        joining = self.joining
+        for host in joining.hosts if joining is not None else ():
+            assert joining is not None
+            joining.order(host, Kind.ABORT)
         for other in self.workers.values():
             if other.state == "up" and not isinstance(other.process, RemoteProcess):
                 try:
@@ -554,7 +558,7 @@ def _serve(reference: weakref.ref[Cluster]) -> None:
         try:
             if not cluster.turn():
                 return
-        except Exception:
+        except Exception:  # logged: without this thread no answer and no loss would ever be heard of
             if cluster.closed:
                 return
             logger("workers").exception("the thread that listens to workers goes on after an error")

@@ -88,9 +88,10 @@ class Draw:
 
     def written(self, number: int) -> int | None:
         """Which of the operation's own tensors has the numbers `number` as its new value, if one has."""
-        fresh = len(self.operation.expansion.outputs) - len(self.operation.mutated)  # type: ignore[union-attr]
+        expansion = self.operation.expand()  # made before there was anything to draw
+        fresh = len(expansion.outputs) - len(self.operation.mutated)
         place = ref(len(self.operation.metas) - len(self.taken) + number)
-        new = self.operation.expansion.outputs[fresh:]  # type: ignore[union-attr]
+        new = expansion.outputs[fresh:]
         return next((i for i, output in zip(self.operation.mutated, new, strict=True) if output is place), None)
 
 

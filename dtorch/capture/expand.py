@@ -235,7 +235,7 @@ def _bits(value: torch.Tensor) -> torch.Tensor:
 
 def _base_of(called: Operation, position: int) -> int:
     """The tensor of an operation that its result `position` is a view of."""
-    return called.aliases[position][1]  # type: ignore[index]
+    return called.aliases[position][1]  # type: ignore[index]  # callers ask for results that alias
 
 
 def name_of(function: Callable[..., Any]) -> str:

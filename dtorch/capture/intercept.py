@@ -356,7 +356,7 @@ def _write_list(recorder: Any, func: Any, args: tuple, kwargs: dict[str, Any]) -
     elif func.__name__ == "_foreach_zero_":
         news = [torch.zeros_like(tensor) for tensor in tensors]
     else:
-        news = _LISTS[func](*args, **kwargs)  # type: ignore[misc]
+        news = _LISTS[func](*args, **kwargs)  # type: ignore[misc]  # None only for the two above
         for tensor, new in zip(tensors, news, strict=True):
             if new.dtype != tensor.dtype:
                 raise RuntimeError(f"result type {new.dtype} can't be cast to the desired output type {tensor.dtype}")

@@ -197,7 +197,7 @@ def _code(pattern: Pattern) -> Any:
     writer = _Writer(pattern)
     source = writer.source()
     namespace = dict(writer.names)
-    exec(compile(source, "<dtorch call>", "exec"), namespace)  # noqa: S102
+    exec(compile(source, "<dtorch call>", "exec"), namespace)  # our own text: names and numbers of a pattern
     return namespace["walk"]
 
 

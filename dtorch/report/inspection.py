@@ -24,7 +24,7 @@ class Inspection:
     """The methods that show how a program was compiled; a class that has them says by `_inspected` which program."""
 
     def _inspected(self) -> Compiled:
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: modules and segments say which program they show
 
     def passes(self) -> PassTable:
         """The table of stages and passes."""
